@@ -1,0 +1,240 @@
+#!/usr/bin/env bash
+# Every table and figure from a fresh clone. Two commands are all there is to know:
+#
+#     ./run_all.sh          set up an environment, run all notebooks with the embedded models
+#     ./run_all.sh test     set up the same way, run the tests
+#
+# The rest is in ./run_all.sh help. Written for bash 3.2, the one that macOS ships.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+
+usage() {
+    cat <<'EOT'
+./run_all.sh [nano|paper] [01 03 ...] [NAME=VALUE ...]   run notebooks; all of them if none is named
+./run_all.sh plan [nano|paper] [01 03 ...]               what would run, what it costs, what is cached
+./run_all.sh test [pytest arguments]                     run the tests
+./run_all.sh lab                                         open JupyterLab in notebooks/
+./run_all.sh help                                        this text
+
+  nano    (default) embedded models and scenes: CPU, minutes, no network once installed
+  paper   the four real models and benchmarks: one 48 GB GPU, hours, downloads from the Hub
+
+  ./run_all.sh 01                   one notebook
+  ./run_all.sh paper 01 03          two of them, on the real models
+  ./run_all.sh 01 K=3 KS=[1,2,5]    other values for names in a notebook's parameters cell
+
+Environment: the active one if it has what pyproject.toml asks for; else .venv in this folder, made with
+a Python >= 3.11 and filled from requirements.lock. Your own always wins: activate it first.
+  CUDA             install the torch build for your driver in an environment of your own
+                   (pip install torch==2.13.0 torchvision==0.28.0), then pip install -e ".[test]"
+  Linux, no GPU    the CPU build of torch spares 2 GB:
+                   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu ./run_all.sh
+  conda            conda env create -f environment.yml && conda activate vrhlib
+EOT
+}
+
+say() { printf '\n== %s\n' "$*"; }
+refuse() { printf 'run_all.sh: %s\n' "$*" >&2; exit 2; }   # the request is wrong
+give_up() { printf 'run_all.sh: %s\n' "$*" >&2; exit 1; }  # the machine is
+
+# ---- 1. Read the command line. All of it, before anything slow: a typo should cost a second, not an install.
+
+# VRHLIB_ROOT moves notebooks, data and figures elsewhere (a writable copy, say); the code stays here.
+if [ -n "${VRHLIB_ROOT:-}" ]; then
+    VRHLIB_ROOT=$(cd "$VRHLIB_ROOT" 2>/dev/null && pwd -P) || refuse "VRHLIB_ROOT is not a folder"
+    export VRHLIB_ROOT
+fi
+NOTEBOOKS="${VRHLIB_ROOT:-$ROOT}/notebooks"
+
+# Is there a notebook of this number (01) or name (01_detect)?
+is_notebook() {
+    local path name
+    for path in "$NOTEBOOKS"/[0-9][0-9]_*.ipynb; do
+        name=$(basename "$path" .ipynb)
+        if [ -e "$path" ] && { [ "$1" = "$name" ] || [ "$1" = "${name%%_*}" ]; }; then return 0; fi
+    done
+    return 1
+}
+
+list_notebooks() {
+    local path
+    for path in "$NOTEBOOKS"/[0-9][0-9]_*.ipynb; do
+        [ ! -e "$path" ] || printf ' %s' "$(basename "$path" .ipynb)"
+    done
+}
+
+command=run
+profile=
+words=()
+case "${1:-}" in
+    -h | --help | help) usage; exit 0 ;;
+    plan | test | lab) command=$1; shift ;;
+esac
+
+if [ "$command" = test ]; then
+    words=(${@+"$@"})  # pytest's business; `${@+...}` because an empty "$@" is "unbound" to old bashes
+else
+    for word in ${@+"$@"}; do
+        [ "$command" != lab ] || refuse "lab takes no arguments, got '$word'"
+        case "$word" in
+            nano | paper)
+                [ -z "$profile" ] || refuse "one profile at a time, got '$profile' and '$word'"
+                profile=$word ;;
+            plan | test | lab | help)
+                refuse "'$word' comes first: ./run_all.sh $word" ;;
+            -*)
+                refuse "unknown option '$word'; ./run_all.sh help lists what there is" ;;
+            [A-Za-z_]*=*)
+                [ "$command" = run ] || refuse "plan takes no parameters, got '$word'"
+                words+=("$word") ;;  # whether a notebook knows it, the runner says before it runs anything
+            [0-9]*)
+                is_notebook "$word" || refuse "no notebook '$word'; there are:$(list_notebooks)"
+                words+=("$word") ;;
+            *)
+                refuse "unknown word '$word'; a notebook (01), nano, paper, plan, test, lab, help or NAME=VALUE" ;;
+        esac
+    done
+fi
+profile=${profile:-nano}
+
+# ---- 2. Find a Python that can run it.
+
+# The code of this checkout, whatever vrhlib is installed: results must belong to the commit they name.
+export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
+
+# Silent if the Python at $1 meets pyproject.toml (and its test extra, if $2 is "test"); else prints what is unmet.
+# The code in it is old-fashioned on purpose: any Python may be asked, and should answer, not trip over syntax.
+unmet() {
+    "$1" - "$ROOT" "$2" 2>/dev/null <<'EOT' || echo "it cannot be run"
+import sys
+root, extra = sys.argv[1:]
+if sys.version_info < (3, 11):
+    sys.exit(print("it is Python %d.%d, older than 3.11" % sys.version_info[:2]))
+import importlib.metadata, importlib.util, os, re, tomllib
+with open(os.path.join(root, "pyproject.toml"), "rb") as file:
+    project = tomllib.load(file)["project"]
+wanted = project["dependencies"] + (project["optional-dependencies"]["test"] if extra == "test" else [])
+installed = {}
+for text in wanted:
+    try:
+        installed[text] = importlib.metadata.version(re.match(r"[\w.-]+", text).group())
+    except importlib.metadata.PackageNotFoundError:
+        sys.exit(print("it lacks " + text))
+from packaging.requirements import Requirement  # present wherever jupyterlab and matplotlib are
+for text, version in installed.items():
+    if not Requirement(text).specifier.contains(version, prereleases=True):
+        sys.exit(print("it has %s %s, not %s" % (Requirement(text).name, version, text)))
+found = importlib.util.find_spec("vrhlib")
+if found is None or not os.path.samefile(os.path.dirname(os.path.dirname(found.origin)), root):
+    print("it imports vrhlib from elsewhere: %s" % (found and found.origin))
+EOT
+}
+
+# What `python` means to you now: first on PATH, else the environment that says it is active.
+active_pythons() {
+    command -v python || true
+    [ ! -x "${VIRTUAL_ENV:-/nowhere}/bin/python" ] || echo "$VIRTUAL_ENV/bin/python"
+    [ ! -x "${CONDA_PREFIX:-/nowhere}/bin/python" ] || echo "$CONDA_PREFIX/bin/python"
+    command -v python3 || true
+}
+
+# A Python to build .venv from. The named versions first: they are the ones every pinned wheel exists for.
+# Being on PATH isn't enough (pyenv puts there a stub of each version it has ever seen), so each is run.
+base_python() {
+    local name path
+    for name in python3.11 python3.12 python3.13 python3 python; do
+        path=$(command -v "$name") || continue
+        if "$path" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$path"
+            return 0
+        fi
+    done
+    return 1
+}
+
+VENV="$ROOT/.venv"
+MARK="$VENV/installed-from"  # checksum of the lock and pyproject.toml, written when an install is complete
+checksum() { cat "$ROOT/requirements.lock" "$ROOT/pyproject.toml" | cksum; }
+
+venv_is_ready() {
+    [ -f "$MARK" ] && [ "$(cat "$MARK")" = "$(checksum)" ] && [ -z "$(unmet "$VENV/bin/python" test)" ]
+}
+
+build_venv() {
+    local base
+    base=$(base_python) || give_up "no usable Python >= 3.11 on PATH. Install one with its venv module (apt install" \
+        "python3-venv, brew install python@3.12, conda env create -f environment.yml), then run this again."
+    say "Installing requirements.lock into .venv, with $base (once; minutes, up to 2 GB, 5 with CUDA's torch)"
+    rm -f "$MARK"  # an interrupted install must not look like a finished one
+    if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
+        "$base" -m venv --clear "$VENV" || give_up "could not create $VENV. Is this folder writable and the disk not full?"
+    fi
+    # The package itself goes in without dependencies, since the lock brought them, setuptools included.
+    "$VENV/bin/python" -m pip install --disable-pip-version-check -r "$ROOT/requirements.lock" &&
+        "$VENV/bin/python" -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e "$ROOT" ||
+        give_up "pip failed, see above. Check network and disk space, then run the same command again (it continues)," \
+            "or activate an environment of your own that has what pyproject.toml asks for."
+    checksum >"$MARK"
+}
+
+# Sets PYTHON. $1 is "test" when the test tools are needed too.
+set_up() {
+    local candidate reason
+    while read -r candidate; do
+        reason=$(unmet "$candidate" "$1")
+        if [ -z "$reason" ]; then
+            PYTHON=$candidate
+            say "Using the active environment, $PYTHON (it has what pyproject.toml asks for)"
+            return
+        fi
+        say "Not using $candidate: $reason"
+    done < <(active_pythons | awk '!seen[$0]++')
+    venv_is_ready || build_venv
+    PYTHON="$VENV/bin/python"
+    export PATH="$VENV/bin:$PATH"  # the tests call ruff and nbstripout by name
+    say "Using .venv, as requirements.lock says"
+}
+
+# ---- 3. Run it.
+
+export TOKENIZERS_PARALLELISM=false  # else tokenizers warns in every forked process
+export HF_HUB_DISABLE_TELEMETRY=1
+if [ "$command" = test ] || { [ "$command" = run ] && [ "$profile" = nano ]; }; then
+    # The embedded models are files of this repository; looking for a newer version of them online would be a bug.
+    export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
+fi
+
+# `python -m` looks in the current folder first, and somebody's current folder may hold another vrhlib.
+cd "$ROOT"
+
+case "$command" in
+    run)
+        set_up run
+        say "Running notebooks, $profile profile (stop with Ctrl-C; finished samples are kept)"
+        exec "$PYTHON" -m vrhlib.notebooks run --profile "$profile" ${words[@]+"${words[@]}"}
+        ;;
+    plan)
+        # A plan is read before deciding to install anything, so any Python that can import the runner will do.
+        while read -r PYTHON; do
+            if "$PYTHON" -c 'import vrhlib.notebooks' 2>/dev/null; then
+                exec "$PYTHON" -m vrhlib.notebooks plan --profile "$profile" ${words[@]+"${words[@]}"}
+            fi
+        done < <([ ! -x "$VENV/bin/python" ] || echo "$VENV/bin/python"; active_pythons; base_python || true)
+        echo "No environment yet: ./run_all.sh would first make .venv and install requirements.lock into it, then run"
+        echo "$(list_notebooks | tr ' ' '\n' | sed '/^$/d')"
+        echo "Costs are in README.md; this table shows them and what is cached once there is an environment."
+        ;;
+    test)
+        set_up test
+        say "Running the tests"
+        exec "$PYTHON" -m pytest ${words[@]+"${words[@]}"}
+        ;;
+    lab)
+        set_up run
+        say "Opening JupyterLab in notebooks/ (stop with Ctrl-C)"
+        export JUPYTER_PREFER_ENV_PATH=1  # this environment's kernel, not one that the user registered for another
+        cd "$NOTEBOOKS"
+        exec "$PYTHON" -m jupyterlab
+        ;;
+esac

@@ -1,0 +1,89 @@
+"""Who may import whom. A module reads only from layers below its own, so each can be read alone."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "vrhlib"
+LAYERS = {
+    "store": 0,
+    "heads": 1, "boxes": 1, "stats": 1,
+    "samples": 2, "paper": 2,
+    "vlm": 3,
+    "attention": 4,
+    "scoring": 5, "evaluate": 5,
+    "dpo": 6,
+}  # fmt: skip
+BELOW = {name: {other for other, layer in LAYERS.items() if layer < LAYERS[name]} for name in LAYERS}
+PRESENTATION = {"store", "heads", "boxes", "stats", "paper", "figures", "widgets"}
+ALLOWED = BELOW | {
+    "samples": BELOW["samples"] | {"nano.scenes"},  # scenes are data to it
+    "figures": PRESENTATION - {"figures"},
+    "widgets": PRESENTATION - {"widgets"},
+    "notebooks": {"store"},
+    "nano.scenes": set(),
+    "nano.train": {"nano.scenes"},
+}
+PACKAGES = {"", "nano"}  # their __init__ re-exports; it may import anything inside
+VAGUE = {"utils", "util", "helpers", "common", "base", "core", "misc"}
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def imports(source: str, module: str = "") -> set[str]:
+    """Modules of vrhlib that a source imports, wherever in it: `nano.scenes`, `store`, … ("" is vrhlib itself)."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parents = ["vrhlib", *module.split(".")][: -node.level] if node.level else []
+            origin = ".".join([*parents, *filter(None, [node.module])])
+            names = [f"{origin}.{alias.name}" for alias in node.names] if origin.startswith("vrhlib") else []
+        else:
+            continue
+        for name in names:
+            if name.split(".")[0] == "vrhlib":
+                inside = name.split(".")[1:]
+                while inside and ".".join(inside) not in MODULES:  # `from vrhlib.heads import HeadSet` names a class
+                    inside.pop()
+                found.add(".".join(inside) if ".".join(inside) not in PACKAGES else "")
+    return found
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name not in PACKAGES])
+def test_a_module_imports_only_from_below(module):
+    assert module in ALLOWED, f"{module} has no layer yet: give it one here and in the tree of README.md"
+    wrong = imports(MODULES[module].read_text(), module) - ALLOWED[module]
+    assert not wrong, f"{module} imports {sorted(name or 'vrhlib' for name in wrong)} from its own layer or above"
+
+
+def test_no_module_is_named_after_nothing():
+    assert not VAGUE & {part for module in MODULES for part in module.split(".")}
+
+
+def test_the_import_reader_sees_every_way_to_import():
+    for source in (
+        "import vrhlib.store",
+        "from vrhlib import store",
+        "from vrhlib.store import Run",
+        "from . import store",
+        "from .store import Run",
+        "def f():\n    from vrhlib import store",
+    ):
+        assert imports(source, "heads") == {"store"}, source
+    assert imports("from vrhlib.nano import scenes") == {"nano.scenes"}
+    assert imports("from vrhlib import load_vlm") == {""}, "importing the package from inside is a cycle"
+    assert imports("import torch\nfrom math import pi") == set()
+
+
+@pytest.mark.parametrize("module", ["vrhlib", "vrhlib.figures", "vrhlib.paper", "vrhlib.notebooks"])
+def test_figures_and_the_runner_import_without_torch(module):
+    block = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None; import " + module
+    done = subprocess.run([sys.executable, "-c", block], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,261 @@
+"""run_all.sh: what it refuses before doing anything, which Python it chooses, when it installs; and the packaging.
+
+Most tests run a copy of the script in a folder of its own, on a PATH that holds a few tools and, in place
+of Python, a script that writes down what it was asked. So they need no network and take no time.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TOOLS = ("bash", "env", "cat", "dirname", "basename", "cksum", "awk", "rm", "tr", "sed", "mkdir", "cp", "touch")
+FAKE_PYTHON = """#!/usr/bin/env bash
+# A Python that has everything in requirements.lock once pip was run in its environment, and nothing before.
+here=$(dirname "$0")
+case "$*" in
+    "- "*) cat >/dev/null; [ -e "$here/packages" ] || echo "it lacks torch"; exit ;;
+    "-c import sys"*) exit ;;
+    "-c import vrhlib"*) [ -e "$here/packages" ]; exit ;;
+    "-m pip --version") [ -e "$here/pip" ]; exit ;;
+    "-m venv"*) for folder; do :; done; mkdir -p "$folder/bin"; cp "$0" "$folder/bin/python"; touch "$folder/bin/pip" ;;
+    "-m pip install"*) [ ! -e "$here/broken" ] || exit 1; touch "$here/packages" ;;
+esac
+echo "$(basename "$0") $* | offline=${HF_HUB_OFFLINE:-}" >>"$CALLS"
+"""
+
+
+class Sandbox:
+    """A checkout with nothing but the script, its two lists of packages, and two empty notebooks."""
+
+    def __init__(self, folder: Path):
+        self.root, self.bin, self.calls_file = folder / "a repository", folder / "bin", folder / "calls"
+        (self.root / "notebooks").mkdir(parents=True)
+        self.bin.mkdir()
+        for name in ("run_all.sh", "pyproject.toml", "requirements.lock"):
+            shutil.copy(ROOT / name, self.root)
+        for name in ("01_one", "02_two"):
+            (self.root / "notebooks" / f"{name}.ipynb").touch()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(shutil.which(tool))
+        self.environment = {"PATH": str(self.bin), "CALLS": str(self.calls_file)}
+
+    def python(self, name: str, *, packages: bool = False) -> Path:
+        path = self.bin / name
+        path.write_text(FAKE_PYTHON)
+        path.chmod(0o755)
+        if packages:
+            (self.bin / "packages").touch()
+        return path
+
+    def __call__(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+        script = self.root / "run_all.sh"
+        return subprocess.run([script, *words], env=self.environment, cwd=cwd, capture_output=True, text=True)
+
+    def calls(self) -> list[str]:
+        """What Python was asked to do since the last look."""
+        calls = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+        self.calls_file.unlink(missing_ok=True)
+        return [call.replace(str(self.root), ".") for call in calls]
+
+
+@pytest.fixture
+def sandbox(tmp_path):
+    return Sandbox(tmp_path)
+
+
+# ---- the command line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("papr", "unknown word 'papr'"),
+        ("09", "no notebook '09'; there are: 01_one 02_two"),
+        ("01_on", "no notebook '01_on'"),
+        ("paper nano", "one profile at a time"),
+        ("01 test", "'test' comes first: ./run_all.sh test"),
+        ("--fast", "unknown option '--fast'"),
+        ("lab 01", "lab takes no arguments"),
+        ("plan K=3", "plan takes no parameters"),
+        ("plan 09", "no notebook '09'"),
+    ],
+)
+def test_a_typo_is_refused_in_one_line_before_any_python_is_looked_for(sandbox, words, message):
+    sandbox.python("python3.11")
+    done = sandbox(*words.split())
+    assert done.returncode == 2
+    assert message in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+    assert not sandbox.calls() and not (sandbox.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("word", ["help", "--help", "-h"])
+def test_help_lists_every_command(sandbox, word):
+    done = sandbox(word)
+    assert done.returncode == 0
+    for command in ("nano", "paper", "plan", "test", "lab", "NAME=VALUE", "CUDA"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        ([], "-m vrhlib.notebooks run --profile nano | offline=1"),
+        (["paper"], "-m vrhlib.notebooks run --profile paper | offline="),
+        (["02", "01_one", "K=a b"], "-m vrhlib.notebooks run --profile nano 02 01_one K=a b | offline=1"),
+        (["01", "paper"], "-m vrhlib.notebooks run --profile paper 01 | offline="),
+        (["plan", "paper", "01"], "-m vrhlib.notebooks plan --profile paper 01 | offline="),
+        (["test", "-k", "a b"], "-m pytest -k a b | offline=1"),
+        (["test"], "-m pytest | offline=1"),
+        (["lab"], "-m jupyterlab | offline="),
+    ],
+)
+def test_words_reach_the_runner_and_only_nano_and_tests_are_kept_offline(sandbox, tmp_path, words, call):
+    sandbox.python("python", packages=True)
+    done = sandbox(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sandbox.calls() == [f"python {call}"]
+
+
+def test_a_plan_without_an_environment_installs_nothing(sandbox):
+    sandbox.python("python3.11")
+    done = sandbox("plan")
+    assert done.returncode == 0 and "01_one" in done.stdout and "would first make .venv" in done.stdout
+    assert not sandbox.calls()
+
+
+# ---- the environment
+
+
+def test_the_active_environment_is_used_when_it_has_everything(sandbox):
+    sandbox.python("python", packages=True)
+    done = sandbox()
+    assert "Using the active environment" in done.stdout and not (sandbox.root / ".venv").exists()
+
+
+def test_else_a_venv_is_made_once_and_reused(sandbox):
+    sandbox.python("python3.11")
+    sandbox.python("python")
+    first = sandbox("01")
+    assert f"Not using {sandbox.bin}/python: it lacks torch" in first.stdout
+    assert [call.split(" |")[0] for call in sandbox.calls()] == [
+        "python3.11 -m venv --clear ./.venv",
+        "python -m pip install --disable-pip-version-check -r ./requirements.lock",
+        "python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .",
+        "python -m vrhlib.notebooks run --profile nano 01",
+    ]
+    assert sandbox("01").returncode == 0
+    assert len(sandbox.calls()) == 1, "the second time it just runs"
+    (sandbox.root / "requirements.lock").write_text("another==1\n")
+    assert sandbox("01").returncode == 0
+    assert len(sandbox.calls()) == 3, "another lock is installed into the same .venv"
+
+
+def test_a_failed_or_interrupted_install_is_repeated(sandbox):
+    sandbox.python("python3.11")
+    sandbox.root.joinpath(".venv/bin").mkdir(parents=True)
+    sandbox("01")
+    (sandbox.root / ".venv" / "bin" / "broken").touch()
+    (sandbox.root / "requirements.lock").write_text("another==1\n")
+    failed = sandbox("01")
+    assert failed.returncode == 1
+    assert "run_all.sh: pip failed, see above." in failed.stderr and failed.stderr.count("\n") == 1
+    (sandbox.root / ".venv" / "bin" / "broken").unlink()
+    sandbox.calls()
+    assert sandbox("01").returncode == 0
+    assert "pip install" in sandbox.calls()[0]
+
+
+def test_without_a_python_it_says_how_to_get_one(sandbox):
+    done = sandbox()
+    assert done.returncode == 1
+    assert "no usable Python >= 3.11" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_real_run_ends_with_a_rendered_notebook_and_a_real_typo_with_one_line(sandbox, tmp_path):
+    from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+    (sandbox.root / "vrhlib").symlink_to(ROOT / "vrhlib")
+    cells = [
+        new_markdown_cell("# A claim"),
+        new_code_cell('PROFILE = "nano"\nK = 2', metadata={"tags": ["parameters"]}),
+    ]
+    for name in ("01_one", "02_two"):
+        book = json.dumps(new_notebook(cells=[*cells, new_code_cell("print('k is', K)")]))
+        (sandbox.root / "notebooks" / f"{name}.ipynb").write_text(book)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    # Should the check of the environment be wrong, it must not end in a download.
+    sandbox.environment = {**os.environ, "PATH": path, "VRHLIB_ROOT": str(sandbox.root), "PIP_NO_INDEX": "1"}
+    sandbox.environment |= {"PYTHONPATH": "", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    done = sandbox("01", "K=3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "      k is 3" in done.stdout.splitlines()
+    assert [path.name for path in (sandbox.root / "notebooks/rendered/nano").iterdir()] == ["01_one.ipynb"]
+    typo = sandbox("KK=3")
+    assert typo.returncode == 2
+    assert typo.stderr == "vrhlib: No parameter KK in 01_one, 02_two; did you mean K?\n"
+
+
+def test_the_script_keeps_to_bash_3():
+    code = re.sub(r"^\s*#.*$", "", (ROOT / "run_all.sh").read_text(), flags=re.M)
+    newer = r"declare -A|local -n|mapfile|readarray|\$\{\w+(,,|\^\^|@[A-Z])|\|&|&>>|coproc|\[\[ -v "
+    assert re.findall(newer, code) == []
+    assert not re.findall(r'(?<!\+)"\$\{\w+\[@\]\}"', code), "an empty array is an unbound variable there"
+
+
+# ---- the packages, said once
+
+
+def test_environment_yml_leaves_every_package_to_pyproject():
+    (pip,) = [d["pip"] for d in environment()["dependencies"] if isinstance(d, dict)]
+    conda = [d for d in environment()["dependencies"] if isinstance(d, str)]
+    assert pip == ["-e ."]
+    assert [re.split(r"[=<>]", d)[0] for d in conda] == ["python", "pip"], "stated in pyproject.toml, and only there"
+    assert environment()["channels"] == ["conda-forge"]
+    (python,) = [d.split("=")[-1] for d in conda if d.startswith("python")]
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python)
+
+
+def environment() -> dict:
+    return yaml.safe_load((ROOT / "environment.yml").read_text())
+
+
+def lock() -> dict[str, Version]:
+    lines = [line.strip() for line in (ROOT / "requirements.lock").read_text().splitlines()]
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert all(len(pair) == 2 for pair in pairs), "nothing but name==version"
+    return {canonicalize_name(name): Version(version) for name, version in pairs}
+
+
+def test_the_lock_satisfies_every_requirement():
+    pins = lock()
+    for text in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]:
+        requirement = Requirement(text)
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{text} is not in requirements.lock"
+        assert requirement.specifier.contains(version), f"{text} but {version} is locked"
+
+
+def test_the_lock_fits_cpu_and_cuda_alike():
+    pins = lock()
+    assert "torchvision" not in pins, "without its matching torch it breaks transformers' processors"
+    assert not [name for name in pins if name.startswith(("nvidia", "triton", "cuda"))]
+    assert not [name for name, version in pins.items() if version.local], "a +cpu pin exists on one index only"
+
+
+def test_torch_and_transformers_are_held_to_one_minor_version():
+    bounds = {Requirement(text).name: str(Requirement(text).specifier) for text in PROJECT["dependencies"]}
+    assert set(bounds["torch"].split(",")) == {">=2.13", "<2.14"}
+    assert set(bounds["transformers"].split(",")) == {">=5.24", "<5.25"}

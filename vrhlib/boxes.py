@@ -1,0 +1,184 @@
+"""Boxes: what one is, how a model writes it, and which image tokens it covers.
+
+A `Box` is always (x0, y0, x1, y1) in pixels of the *original* image. Models write other frames: pixels
+of the resized image (Qwen2.5-VL) or thousandths of each side (Qwen3-VL, InternVL). The frame is a fact
+about the model, never guessed from the numbers: a guess hides a wrong scale behind plausible boxes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+
+class Box(NamedTuple):
+    """Corners in pixels of the original image; half-open, continuous (no +1 in widths)."""
+
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+
+    @property
+    def area(self) -> float:
+        return max(0.0, self.x1 - self.x0) * max(0.0, self.y1 - self.y0)
+
+    def iou(self, other: Box) -> float:
+        """Intersection over union, 0 for degenerate boxes."""
+        width = min(self.x1, other.x1) - max(self.x0, other.x0)
+        height = min(self.y1, other.y1) - max(self.y0, other.y0)
+        if width <= 0 or height <= 0:
+            return 0.0
+        shared = width * height
+        return shared / (self.area + other.area - shared)
+
+    @classmethod
+    def of(cls, row) -> Box | None:
+        """The box of a table row with x0, y0, x1, y1; None where they are missing."""
+        corners = [float(row[c]) for c in cls._fields]
+        return None if any(map(math.isnan, corners)) else cls(*corners)
+
+    def scaled(self, sx: float, sy: float) -> Box:
+        return Box(self.x0 * sx, self.y0 * sy, self.x1 * sx, self.y1 * sy)
+
+
+Frame = Literal["resized", "permille"]
+Failure = Literal["no box", "malformed", "degenerate", "cut off"]
+Size = tuple[int, int]  # (width, height) in pixels
+
+
+def to_frame(box: Box, frame: Frame, original: Size, resized: Size) -> Box:
+    """A box as the model writes it: pixels of the resized image, or thousandths of each side."""
+    width, height = resized if frame == "resized" else (1000, 1000)
+    return box.scaled(width / original[0], height / original[1])
+
+
+def from_frame(box: Box, frame: Frame, original: Size, resized: Size) -> Box:
+    """Inverse of `to_frame`: back to pixels of the original image."""
+    width, height = resized if frame == "resized" else (1000, 1000)
+    return box.scaled(original[0] / width, original[1] / height)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Generated text and the box read from it, or the reason why there is none."""
+
+    text: str
+    box: Box | None
+    failure: Failure | None = None
+
+    def __post_init__(self):
+        if (self.box is None) == (self.failure is None):
+            raise ValueError("A reply has either a box or a failure; an absent box is absent, never zeros.")
+
+    @property
+    def well_formed(self) -> bool:
+        """The syntax is intact, whatever the place; a degenerate box is well formed."""
+        return self.failure in (None, "degenerate")
+
+
+# One pattern per way of writing a box: group 1 is what stands between the brackets, group 2 the
+# closing bracket if there is one. The first box of a reply counts.
+_OPENINGS = {
+    "bbox_2d": re.compile(r'"bbox_2d"\s*:\s*\[\s*\[?([^\[\]]*)(\])?'),
+    "box tag": re.compile(r"\[\s*\[([^\[\]]*)(\]\s*\]?)?"),
+}
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+
+
+def read_box(text: str, style: str, frame: Frame, original: Size, resized: Size, finished: bool = True) -> Reply:
+    """Read the first box of a reply into original pixels.
+
+    `style` names how the model writes boxes: "bbox_2d" (JSON, Qwen) or "box tag" ([[x0,y0,x1,y1]],
+    InternVL). `finished` is whether generation ended by itself: an unclosed box of a reply that hit
+    the token limit is "cut off", otherwise "malformed". Never raises on any text.
+    """
+    found = _OPENINGS[style].search(text)
+    if not found:
+        return Reply(text, None, "no box" if finished else "cut off")
+    parts = [part.strip() for part in found[1].split(",")]
+    if not found[2]:
+        return Reply(text, None, "malformed" if finished else "cut off")
+    if len(parts) != 4 or not all(_NUMBER.fullmatch(part) for part in parts):
+        return Reply(text, None, "malformed")
+    written = Box(*map(float, parts))
+    if not all(map(math.isfinite, written)):
+        return Reply(text, None, "malformed")
+    if written.x1 <= written.x0 or written.y1 <= written.y0:
+        return Reply(text, None, "degenerate")
+    return Reply(text, from_frame(written, frame, original, resized))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGrid:
+    """Where each image token looks: `cells` float [V, 4] in original pixels, in the order of the tokens.
+
+    `rows` x `cols` is the layout for drawing. Tiled models (InternVL) see the image twice: `cells` lists
+    the tile tokens tile by tile, then those of the thumbnail, which spans the whole image again.
+    """
+
+    cells: np.ndarray
+    rows: int
+    cols: int
+    order: np.ndarray  # int [rows, cols]: which token is drawn at (row, col)
+
+    @classmethod
+    def regular(cls, rows: int, cols: int, image: Size) -> TokenGrid:
+        """Row-major grid over the whole image (Qwen: `image_grid_thw` divided by the merge size)."""
+        return cls(_cells(rows, cols, Box(0, 0, *image)), rows, cols, np.arange(rows * cols).reshape(rows, cols))
+
+    @classmethod
+    def tiled(cls, tile_rows: int, tile_cols: int, side: int, image: Size) -> TokenGrid:
+        """`side` x `side` tokens a tile, tiles row-major; the thumbnail comes last if there are several tiles."""
+        width, height = image[0] / tile_cols, image[1] / tile_rows
+        boxes = [
+            Box(c * width, r * height, (c + 1) * width, (r + 1) * height)
+            for r in range(tile_rows)
+            for c in range(tile_cols)
+        ]
+        order = np.arange(len(boxes) * side * side).reshape(tile_rows, tile_cols, side, side)
+        order = order.transpose(0, 2, 1, 3).reshape(tile_rows * side, tile_cols * side)
+        if len(boxes) > 1:
+            boxes.append(Box(0, 0, *image))
+        return cls(np.concatenate([_cells(side, side, b) for b in boxes]), *order.shape, order)
+
+    def __len__(self) -> int:
+        return len(self.cells)
+
+    def tokens_in(self, box: Box) -> np.ndarray:
+        """Image tokens whose cell overlaps the box (the paper's K_s), bool [V]; at least one is True.
+
+        Raises ValueError if the box lies outside the image.
+        """
+        x0, y0, x1, y1 = self.cells.T
+        inside = (np.minimum(x1, box.x1) > np.maximum(x0, box.x0)) & (np.minimum(y1, box.y1) > np.maximum(y0, box.y0))
+        if not inside.any():  # a box without area, or one beside the image
+            x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+            inside = (x0 <= x) & (x < x1) & (y0 <= y) & (y < y1)
+        if not inside.any():
+            raise ValueError(f"{box} lies outside the image of {x1.max():g} x {y1.max():g} pixels.")
+        return inside
+
+    def tokens_of(self, mask: np.ndarray) -> np.ndarray:
+        """Image tokens whose cell contains a pixel of the mask, bool [V]. `mask`: bool [height, width]."""
+        rows, cols = np.nonzero(mask)
+        if not rows.size:
+            raise ValueError("The referent's mask is empty.")
+        x0, y0, x1, y1 = self.cells.T[..., None]
+        return ((x0 < cols + 1) & (cols < x1) & (y0 < rows + 1) & (rows < y1)).any(-1)
+
+    def picture(self, values: np.ndarray) -> np.ndarray:
+        """Per-token values laid out as the image, [rows, cols]; a thumbnail's values are not shown."""
+        return np.asarray(values)[self.order]
+
+
+def _cells(rows: int, cols: int, area: Box) -> np.ndarray:
+    x = np.linspace(area.x0, area.x1, cols + 1)
+    y = np.linspace(area.y0, area.y1, rows + 1)
+    left, top = np.meshgrid(x[:-1], y[:-1])
+    right, bottom = np.meshgrid(x[1:], y[1:])
+    return np.stack([left, top, right, bottom], -1).reshape(-1, 4)

@@ -1,0 +1,219 @@
+"""Attention heads as values: a head, a ranked set on its grid, and a score for every head of a model.
+
+Indices are zero-based and always (layer, head); `head` counts *query* heads, also under grouped-query
+attention. A `HeadSet` carries the (layers, heads) grid of its model, so that twenty heads read as
+2.6 % of 784 and cannot be cut silently in a model of another shape.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from vrhlib import store
+
+
+class Head(NamedTuple):
+    """One attention head, zero-based; prints as L19H17."""
+
+    layer: int
+    head: int
+
+    def __str__(self) -> str:
+        return f"L{self.layer}H{self.head}"
+
+    @classmethod
+    def parse(cls, text: str) -> Head:
+        if not (match := re.fullmatch(r"L(\d+)H(\d+)", text)):
+            raise ValueError(f"{text!r} is not a head; write it as L19H17 (layer, then head, zero-based).")
+        return cls(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True)
+class HeadSet:
+    """Ranked heads (best first) of a model with `grid` = (layers, heads per layer)."""
+
+    heads: tuple[Head, ...]
+    grid: tuple[int, int]
+    name: str = "heads"
+
+    def __post_init__(self):
+        object.__setattr__(self, "heads", tuple(Head(int(layer), int(head)) for layer, head in self.heads))
+        object.__setattr__(self, "grid", (int(self.grid[0]), int(self.grid[1])))
+        layers, per_layer = self.grid
+        for head in self.heads:
+            if not (0 <= head.layer < layers and 0 <= head.head < per_layer):
+                raise ValueError(
+                    f"{self.name}: {head} does not exist in a model of {layers} layers x {per_layer} heads. "
+                    "Heads are (layer, head), zero-based: are the two swapped, or is it another model's list?"
+                )
+        if len(set(self.heads)) < len(self.heads):
+            twice = next(h for i, h in enumerate(self.heads) if h in self.heads[:i])
+            raise ValueError(f"{self.name}: {twice} is listed twice.")
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __iter__(self):
+        return iter(self.heads)
+
+    def __contains__(self, head) -> bool:
+        return tuple(head) in self.heads
+
+    def __str__(self) -> str:
+        return f"{self.name}: {len(self)} heads ({self.share:.1%} of {self.grid[0] * self.grid[1]})"
+
+    @property
+    def share(self) -> float:
+        """Fraction of all heads of the model."""
+        return len(self) / (self.grid[0] * self.grid[1])
+
+    @property
+    def layers(self) -> np.ndarray:
+        """Heads per layer, int [layers]."""
+        return np.bincount([h.layer for h in self.heads], minlength=self.grid[0])
+
+    def top(self, k: int) -> HeadSet:
+        """The first k heads. Raises if there are fewer: a shorter list would be another experiment."""
+        if not 0 <= k <= len(self):
+            raise ValueError(
+                f"k={k}, but {self.name} ranks {len(self)} of {self.grid[0] * self.grid[1]} heads "
+                f"({self.grid[0]} layers x {self.grid[1]}). Choose k between 0 and {len(self)}."
+            )
+        return HeadSet(self.heads[:k], self.grid, self.name)
+
+    def on(self, grid: tuple[int, int]) -> HeadSet:
+        """The same set for a model of `grid`; raises unless the shapes agree (same-backbone transfer)."""
+        if tuple(grid) != self.grid:
+            raise ValueError(
+                f"{self.name} belongs to a model of {self.grid[0]} layers x {self.grid[1]} heads, not "
+                f"{grid[0]} x {grid[1]}: its indices mean nothing there. Detect heads on that model instead."
+            )
+        return self
+
+    def mask(self) -> np.ndarray:
+        """True at the heads of the set, bool [layers, heads]."""
+        mask = np.zeros(self.grid, dtype=bool)
+        if self.heads:
+            mask[tuple(np.array(self.heads).T)] = True
+        return mask
+
+    def overlap(self, other: HeadSet) -> int:
+        """Number of shared heads; the grids must agree."""
+        return len(set(self.heads) & set(other.on(self.grid).heads))
+
+    def controls(self, n: int, seed: int, layer_matched: bool = False) -> HeadSet:
+        """n random heads outside this set, seeded; nested in n, so the first k serve for every k <= n.
+
+        `layer_matched` draws for each head of this set, best first, another head of the same layer
+        (of the nearest layer with heads left, where the set has emptied its own): a stricter control,
+        since retrieval heads crowd in the middle layers where uniform draws rarely fall.
+        """
+        rng = np.random.default_rng([seed, 0x5EED])
+        free = [Head(*map(int, h)) for h in np.argwhere(~self.mask())]
+        if n > len(free):
+            raise ValueError(
+                f"Asked for {n} control heads, but only {len(free)} of {self.grid[0] * self.grid[1]} lie outside "
+                f"{self.name} ({len(self)} heads). Use a smaller k."
+            )
+        order = [free[i] for i in rng.permutation(len(free))]
+        if layer_matched:
+            if n > len(self):
+                raise ValueError(f"Layer matching follows the {len(self)} heads of {self.name}; asked for {n}.")
+            order = [
+                order.pop(min(range(len(order)), key=lambda i: abs(order[i].layer - head.layer)))
+                for head in self.heads[:n]
+            ]
+        kind = "layer-matched" if layer_matched else "random"
+        return HeadSet(tuple(order[:n]), self.grid, f"{kind} {seed}")
+
+    def to_json(self) -> dict:
+        return {"name": self.name, "grid": list(self.grid), "heads": [list(h) for h in self.heads]}
+
+    @classmethod
+    def from_json(cls, value: dict) -> HeadSet:
+        return cls(tuple(Head(*h) for h in value["heads"]), tuple(value["grid"]), value["name"])
+
+
+@dataclass(frozen=True, eq=False)
+class HeadScores:
+    """One score per head, float [layers, heads]; higher looks more at the referent. `n` samples."""
+
+    values: np.ndarray
+    scoring: str
+    model: str
+    n: int
+
+    def __post_init__(self):
+        values = np.asarray(self.values, dtype=np.float64)
+        if values.ndim != 2 or not np.isfinite(values).all():
+            raise ValueError(f"Scores of {self.model} must be a finite [layers, heads] array, got {values.shape}.")
+        object.__setattr__(self, "values", values)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.values.shape
+
+    def ranked(self) -> HeadSet:
+        """All heads, best first; ties by layer, then head, so that equal inputs give equal lists."""
+        layer, head = np.indices(self.grid)
+        order = np.lexsort((head.ravel(), layer.ravel(), -self.values.ravel()))
+        heads = (divmod(int(i), self.grid[1]) for i in order)
+        return HeadSet(tuple(Head(*h) for h in heads), self.grid, f"{self.scoring} heads of {self.model}")
+
+    def top(self, k: int) -> HeadSet:
+        return self.ranked().top(k)
+
+    def controls(self, n: int, seed: int, layer_matched: bool = False) -> HeadSet:
+        """n random heads outside the top n (see `HeadSet.controls`)."""
+        return self.top(n).controls(n, seed, layer_matched)
+
+    def spearman(self, other: HeadScores) -> float:
+        """Rank correlation over all heads; the grids must agree."""
+        if other.grid != self.grid:
+            raise ValueError(f"Cannot correlate scores on grids {self.grid} and {other.grid}.")
+        return float(spearmanr(self.values.ravel(), other.values.ravel()).statistic)
+
+    def share_holding(self, fraction: float) -> float:
+        """Smallest share of heads that together hold `fraction` of the total score."""
+        ordered = np.sort(self.values.ravel())[::-1]
+        reached = np.searchsorted(np.cumsum(ordered), fraction * ordered.sum() * (1 - 1e-12)) + 1
+        return min(1.0, reached / ordered.size)
+
+    def save(self, path: Path, k: int, **facts: object) -> Path:
+        """Write the top k heads and all scores as JSON, with `facts` and a manifest."""
+        value = self.top(k).to_json() | {
+            "model": self.model, "scoring": self.scoring, "n": self.n,
+            "scores": self.values.round(7).tolist(), "manifest": store.manifest(**facts),
+        }  # fmt: skip
+        return store.write_atomic(path, json.dumps(value) + "\n")
+
+
+def load_heads(path: Path) -> HeadSet:
+    """Read a detected list. Raises FileNotFoundError or ValueError with the next step."""
+    try:
+        return HeadSet.from_json(json.loads(Path(path).read_text()))
+    except FileNotFoundError:
+        raise FileNotFoundError(f"No heads at {path} yet. Run notebooks/01_detect.ipynb for that model.") from None
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is not a head list ({error!r}). Delete it and rerun 01_detect.") from error
+
+
+def load_scores(path: Path) -> HeadScores:
+    """Read the scores that stand beside a detected list."""
+    load_heads(path)
+    value = json.loads(Path(path).read_text())
+    return HeadScores(np.array(value["scores"]), value["scoring"], value["model"], value["n"])
+
+
+def overlap_matrix(sets: Iterable[HeadSet]) -> np.ndarray:
+    """Shared heads of every pair, int [sets, sets]; -1 where the grids differ and a count means nothing."""
+    sets = list(sets)
+    return np.array([[a.overlap(b) if a.grid == b.grid else -1 for b in sets] for a in sets])

@@ -1,0 +1,160 @@
+"""Published numbers and where each was read; the comparison with ours and its verdicts.
+
+Nothing in `data/paper` was measured here. `compare` puts a claim of the paper beside what a notebook
+measured: the criterion is fixed in code before the measurement, the verdict may be "does not hold", and
+under the nano profile it says "in nano": small models prove the pipeline, not the paper's numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+
+from vrhlib import store
+from vrhlib.heads import Head, HeadSet
+from vrhlib.stats import over_seeds
+
+TABLES = ("accuracy_vs_k", "scoring_variants", "cross_task", "further_models", "claims")
+MODELS = ("Qwen2.5-VL-7B", "Qwen3-VL-8B", "InternVL3-8B", "InternVL3.5-8B")
+SAME_BACKBONE = (("Qwen2.5-VL-7B", "InternVL3-8B"), ("Qwen3-VL-8B", "InternVL3.5-8B"))
+_COLUMNS = ["id", "claim", "published", "ours", "interval", "verdict", "notebook"]
+
+
+def published(table: str) -> pd.DataFrame:
+    """A published table, one row per number, with its `source` (accuracies in percent)."""
+    if table not in TABLES:
+        raise ValueError(f"No published table {table!r}; there are {', '.join(TABLES)}.")
+    return pd.read_csv(store.ROOT / "data" / "paper" / f"{table}.csv")
+
+
+@functools.cache
+def _lists(file: str) -> dict:
+    return json.loads((store.ROOT / "data" / "paper" / file).read_text())
+
+
+def published_heads(model: str, benchmark: str = "RefCOCO") -> HeadSet:
+    """The paper's top-20 of a model on a benchmark (Tables A2-A6), best first."""
+    lists = _lists("heads.json")
+    if model not in lists["heads"] or benchmark not in lists["heads"][model]:
+        raise ValueError(
+            f"No published heads of {model!r} on {benchmark!r}; models: {', '.join(lists['heads'])}; "
+            f"benchmarks: {', '.join(next(iter(lists['heads'].values())))}."
+        )
+    heads = tuple(Head(*h) for h in lists["heads"][model][benchmark])
+    return HeadSet(heads, tuple(lists["grid"][model]), f"{model} on {benchmark} (published)")
+
+
+def prior_heads() -> dict[str, HeadSet]:
+    """Head lists released by earlier work on the same backbones, by name."""
+    return {
+        entry["name"]: HeadSet(tuple(Head(*h) for h in entry["heads"]), tuple(entry["grid"]), entry["name"])
+        for entry in _lists("prior_heads.json")["lists"]
+    }
+
+
+# ---------------------------------------------------------------- claims and verdicts
+
+# A check takes the evidence a notebook hands over and returns (ours, interval, holds): holds is True,
+# False, or None for "partly".
+Check = Callable[..., tuple[str, str, bool | None]]
+
+
+def _largest_k(sweep: pd.DataFrame) -> int:
+    return int(sweep.loc[sweep.condition == "vrh", "k"].max())
+
+
+def _at(sweep: pd.DataFrame, condition: str, k: int) -> pd.DataFrame:
+    return sweep[(sweep.condition == condition) & (sweep.k == k)]
+
+
+def _collapse(sweep: pd.DataFrame) -> tuple:
+    """VRH at least halves the accuracy; random heads cost less than 3 points on average."""
+    k, base = _largest_k(sweep), sweep.loc[sweep.condition == "unmasked"].iloc[0]
+    vrh, random = _at(sweep, "vrh", k).iloc[0], over_seeds(_at(sweep, "random", k).accuracy)
+    ours = (
+        f"{base.accuracy:.1f} to {vrh.accuracy:.1f} at k={k}; random {random.mean:.1f} ({random.n} seeds, n={base.n})"
+    )
+    interval = f"VRH [{vrh.low:.1f}, {vrh.high:.1f}]; random [{random.low:.1f}, {random.high:.1f}]"
+    falls, benign = vrh.accuracy <= base.accuracy / 2, base.accuracy - random.mean < 3
+    return ours, interval, True if falls and benign else None if falls else False
+
+
+def _share(heads: HeadSet) -> tuple:
+    """The ablated set is at most 10 % of all heads."""
+    return f"{len(heads)}/{heads.grid[0] * heads.grid[1]} = {heads.share:.1%}", "exact", heads.share <= 0.1
+
+
+def _middle(heads: HeadSet) -> tuple:
+    """Every top head lies in the middle half of the layers (published: 14-19 of 0-27)."""
+    layers = sorted({h.layer for h in heads})
+    depth = heads.grid[0] - 1
+    inside = [0.25 * depth <= layer <= 0.75 * depth for layer in layers]
+    ours = f"layers {layers[0]}-{layers[-1]} of 0-{depth}"
+    return ours, "exact", True if all(inside) else None if any(inside) else False
+
+
+def _format(sweep: pd.DataFrame) -> tuple:
+    """At most 5 % of replies under VRH ablation have no readable box."""
+    row = _at(sweep, "vrh", _largest_k(sweep)).iloc[0]
+    failed = row[["malformed", "cut off", "no box"]].sum()
+    return (
+        f"{failed:.1f} % without a readable box at k={row.k} (n={row.n})",
+        f"boxes read: {100 - failed:.1f} %",
+        failed <= 5,
+    )
+
+
+def _one_token(sweep: pd.DataFrame) -> tuple:
+    """Heads of one random output token and of all of them: accuracies within 5 points, random heads above both."""
+    k = _largest_k(sweep)
+    one, every = _at(sweep, "one output token", k).iloc[0], _at(sweep, "vrh", k).iloc[0]
+    random = over_seeds(_at(sweep, "random", k).accuracy)
+    ours = f"{one.accuracy:.1f} / {every.accuracy:.1f} / {random.mean:.1f} at k={k} (n={every.n})"
+    interval = f"[{one.low:.1f}, {one.high:.1f}] / [{every.low:.1f}, {every.high:.1f}]"
+    return ours, interval, abs(one.accuracy - every.accuracy) <= 5 and random.mean > max(one.high, every.high)
+
+
+def _few_samples(stable: pd.DataFrame) -> tuple:
+    """Ten samples find at least 80 % of the heads that all samples find."""
+    k, ten = int(stable.k.iloc[0]), over_seeds(stable.loc[stable.n == 10, "overlap"])
+    return (
+        f"{ten.mean:.1f} of {k} from 10 samples ({ten.n} draws)",
+        f"[{ten.low:.1f}, {ten.high:.1f}]",
+        ten.mean >= 0.8 * k,
+    )
+
+
+CHECKS: dict[str, Check] = {
+    "causal-collapse": _collapse,
+    "head-share": _share,
+    "middle-layers": _middle,
+    "format-kept": _format,
+    "one-token": _one_token,
+    "few-samples": _few_samples,
+}
+_WORDS = {True: "holds", None: "holds partly", False: "does not hold"}
+
+
+def compare(evidence: Mapping[str, object], profile: str, notebook: str) -> pd.DataFrame:
+    """Claims beside our measurements, and merged into figures/<profile>/claims.csv.
+
+    `evidence` maps claim ids to what its check reads (a sweep, a head set, a stability frame). Columns:
+    id, claim, published, ours, interval, verdict, notebook. Raises ValueError for an unknown claim.
+    """
+    known = published("claims").set_index("id")
+    rows = []
+    for claim, measured in evidence.items():
+        if claim not in CHECKS:
+            raise ValueError(f"No check for claim {claim!r}; there are {', '.join(CHECKS)}.")
+        ours, interval, holds = CHECKS[claim](measured)
+        verdict = _WORDS[holds] + (" in nano" if profile == "nano" else "")
+        rows.append((claim, known.claim[claim], known.published[claim], ours, interval, verdict, notebook))
+    frame = pd.DataFrame(rows, columns=_COLUMNS)
+    path = store.figures_dir(profile) / "claims.csv"
+    earlier = pd.read_csv(path) if path.exists() else frame.iloc[:0]
+    kept = earlier[~(earlier.id.isin(frame.id) & (earlier.notebook == notebook))]
+    store.write_atomic(path, pd.concat([kept, frame]).sort_values(["id", "notebook"]).to_csv(index=False))
+    return frame

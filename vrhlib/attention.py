@@ -1,0 +1,407 @@
+"""The only file that touches a running model: captures attention rows, ablates heads.
+
+One attention function, registered as "vrh" on the *text* stack while a context manager is open, wraps
+stock SDPA. It can do two things with the queries, keys and values it is handed:
+
+    capture   recompute the attention rows of a few chosen queries, reduce them on the spot to one number
+              per head, and forget them: full attention matrices never exist
+    ablate    replace the output of chosen heads, per row of the batch, so that conditions share a batch
+
+Queries and keys arrive after rotary embedding, keys and values not yet repeated for grouped queries; the
+function's output, [B, query, heads, head_dim], goes straight into `o_proj`. So zeroing a head there is the
+paper's ablation: its contribution never reaches the residual stream. Outside the context managers the
+model is the stock one again, also after an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import AttentionInterface
+from transformers.cache_utils import StaticCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, sdpa_mask
+
+from vrhlib.heads import HeadSet
+from vrhlib.vlm import VLM, Batch
+
+Kind = Literal["zero", "uniform", "mean"]
+Phase = Literal["all", "decode"]
+KINDS: tuple[Kind, ...] = ("zero", "uniform", "mean")
+PHASES: tuple[Phase, ...] = ("all", "decode")
+KERNEL = "vrh"
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """What is done to which heads, and when.
+
+    `kind`: zero sets the head's output to 0 (the paper); uniform makes it attend equally to every visible
+    key (what "zero the logits" amounts to, Wu et al. 2025); mean replaces it by its average over a data set
+    (`means`, float [layers, heads, head_dim], from `head_means`).
+    `phase`: all positions, or decode: only query positions at or after the end of the prompt. The first
+    generated token comes from the last prompt position, so decode leaves it untouched.
+    """
+
+    heads: HeadSet
+    kind: Kind = "zero"
+    phase: Phase = "all"
+    means: torch.Tensor | None = None
+
+    def __post_init__(self):
+        if self.kind not in KINDS or self.phase not in PHASES:
+            raise ValueError(
+                f"Ablation kind is one of {KINDS} and phase one of {PHASES}, not {self.kind}, {self.phase}."
+            )
+        if (self.kind == "mean") != (self.means is not None):
+            raise ValueError(
+                "Ablation kind 'mean' needs `means` (see attention.head_means); the other kinds take none."
+            )
+
+    def describe(self) -> dict:
+        """For run keys: everything that determines the effect."""
+        means = None if self.means is None else [round(float(v), 6) for v in self.means.double().sum((1, 2))]
+        return {"heads": [str(h) for h in self.heads], "kind": self.kind, "phase": self.phase, "means": means}
+
+
+# A reduction gets attention rows float [B, heads, R, kv], post-softmax over the visible keys, and returns
+# a tensor [B, heads, R, ...]. kv may be shorter than the full sequence while generating.
+Reduction = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class _Plan:
+    """What the attention function should do in the passes of one context."""
+
+    batch: int | None  # None: any
+    layers: int
+    rows: torch.Tensor | None = None  # int [B, R], columns of the padded sequence, -1 unused
+    reduce: dict[str, Reduction] = field(default_factory=dict)
+    codes: np.ndarray | None = None  # int [B, layers, heads]: 0 leave, 1 + KINDS.index(kind)
+    start: torch.Tensor | None = None  # int [B]: first query column that is ablated
+    means: torch.Tensor | None = None  # [B, layers, heads, head_dim], where kind is mean
+    sums: torch.Tensor | None = None  # [layers, heads, head_dim] running sum of head outputs, and
+    seen: torch.Tensor | None = None  # [layers] number of positions in it
+    valid: torch.Tensor | None = None  # bool [B, T] columns that count for `sums`
+
+    def __post_init__(self):
+        self.parts = {name: [[] for _ in range(self.layers)] for name in self.reduce}
+        self.done: list[list[int]] = [[] for _ in range(self.layers)]
+        self.calls = np.zeros(self.layers, dtype=int)
+        self.row_list = None if self.rows is None else self.rows.tolist()
+        # Which kinds act in which layer is decided once, in Python: asking a tensor would stall a GPU.
+        if self.codes is not None:
+            self.active = [sorted(set(np.unique(self.codes[:, i])) - {0}) for i in range(self.layers)]
+
+    # -- capture
+
+    def capture(self, layer: int, query, key, mask, scaling: float) -> None:
+        offset, count = key.shape[2] - query.shape[2], query.shape[2]
+        inside = [[offset <= row < offset + count for row in rows] for rows in self.row_list]
+        picked = [r for r in range(len(inside[0])) if any(rows[r] for rows in inside)]
+        if not picked:
+            return
+        device = query.device
+        rows = self.rows[:, picked].to(device)
+        local = (rows - offset).clamp(0, count - 1)
+        attention = _attention_rows(query, key, mask, local, rows.clamp(min=0), scaling)
+        attention *= (rows >= 0)[:, None, :, None]
+        for name, reduction in self.reduce.items():
+            self.parts[name][layer].append(reduction(attention))
+        self.done[layer] += picked
+
+    def captured(self) -> dict[str, torch.Tensor]:
+        """name -> float [B, layers, heads, R, ...]; raises if a row or a layer never came by."""
+        wanted = list(range(self.rows.shape[1]))
+        for layer, done in enumerate(self.done):
+            if sorted(done) != wanted:
+                raise RuntimeError(
+                    f"Capture saw {len(set(done))} of {len(wanted)} rows in layer {layer}. Run one pass over the whole "
+                    "sequence (or generate up to the last row) inside the context; one pass only."
+                )
+        out = {}
+        for name, layers in self.parts.items():
+            stacked = torch.stack([torch.cat(parts, dim=2) for parts in layers], dim=1)
+            order = torch.tensor(np.argsort(self.done[0]), device=stacked.device)
+            out[name] = stacked.index_select(3, order)
+        return out
+
+    # -- ablate
+
+    def ablate(self, layer: int, out, query, value, mask):
+        offset = value.shape[2] - query.shape[2]
+        columns = torch.arange(offset, offset + query.shape[2], device=out.device)
+        reached = columns[None] >= self.start.to(out.device)[:, None]  # [B, q]
+        for code in self.active[layer]:
+            chosen = torch.from_numpy(self.codes[:, layer] == code).to(out.device)  # [B, heads]
+            where = (reached[:, :, None] & chosen[:, None])[..., None]
+            kind = KINDS[code - 1]
+            if kind == "zero":
+                other = torch.zeros((), dtype=out.dtype, device=out.device)
+            elif kind == "uniform":
+                other = _mean_value(value, mask, columns, out.shape[2])
+            else:
+                other = self.means[:, None, layer].to(out)
+            out = torch.where(where, other, out)
+        return out
+
+    # -- means
+
+    def accumulate(self, layer: int, out) -> None:
+        offset = self.valid.shape[1] - out.shape[1]
+        keep = self.valid[:, offset:, None, None].to(out.device)
+        self.sums[layer] += (out.double() * keep).sum((0, 1)).cpu()
+        self.seen[layer] += int(self.valid[:, offset:].sum())
+
+
+_ACTIVE: ContextVar[_Plan | None] = ContextVar("vrh_plan", default=None)
+
+
+def _attention_rows(query, key, mask, local, rows, scaling):
+    """Post-softmax rows float32 [B, heads, R, kv] of chosen queries.
+
+    `local` int [B, R] indexes `query` [B, heads, q, d]; `rows` are the same as columns of the sequence. Keys
+    [B, kv_heads, kv, d] are shared by groups of query heads and not repeated.
+    """
+    B, H, _, D = query.shape
+    KV, kv, R = key.shape[1], key.shape[2], local.shape[1]
+    chosen = query.gather(2, local[:, None, :, None].expand(B, H, R, D))
+    logits = chosen.reshape(B, KV, H // KV * R, D).float() @ key.transpose(2, 3).float()
+    logits = logits.view(B, H, R, kv) * scaling
+    if mask is None:  # plain causal: no padding in this batch
+        visible = torch.arange(kv, device=key.device) <= rows[..., None]
+    else:
+        visible = mask[:, 0].gather(1, local[..., None].expand(B, R, mask.shape[-1]))
+    # finfo.min, not -inf: a padding row sees nothing and must not turn into NaN.
+    return logits.masked_fill(~visible[:, None], torch.finfo(torch.float32).min).softmax(-1)
+
+
+def _mean_value(value, mask, columns, heads: int):
+    """Mean of the visible values for every query, [B, q, heads, d]: attention with all logits equal."""
+    kv = value.shape[2]
+    if mask is None:
+        visible = (torch.arange(kv, device=value.device) <= columns[:, None])[None].expand(value.shape[0], -1, -1)
+    else:
+        visible = mask[:, 0].expand(value.shape[0], -1, -1)
+    weights = visible.float() / visible.sum(-1, keepdim=True).clamp(min=1)
+    mean = (weights[:, None] @ value.float()).to(value.dtype)  # [B, kv_heads, q, d]
+    return mean.repeat_interleave(heads // value.shape[1], 1).transpose(1, 2)
+
+
+def _vrh_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
+    out, _ = sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
+    )
+    plan, layer = _ACTIVE.get(), getattr(module, "layer_idx", None)
+    if plan is None or layer is None:
+        return out, None
+    if plan.batch not in (None, query.shape[0]):
+        raise ValueError(f"The plan is for {plan.batch} batch rows, but the model was run on {query.shape[0]}.")
+    plan.calls[layer] += 1
+    if plan.rows is not None:
+        plan.capture(layer, query, key, attention_mask, scaling)
+    if plan.codes is not None and plan.active[layer]:
+        out = plan.ablate(layer, out, query, value, attention_mask)
+    if plan.sums is not None:
+        plan.accumulate(layer, out)
+    return out, None
+
+
+AttentionInterface.register(KERNEL, _vrh_attention)
+# Without a mask function of the same name transformers hands over no mask at all, silently: padded rows
+# would attend to padding.
+AttentionMaskInterface.register(KERNEL, sdpa_mask)
+
+
+@contextmanager
+def _running(vlm: VLM, plan: _Plan) -> Iterator[_Plan]:
+    """Put the plan into effect; everything is undone on leaving, also by an exception."""
+    if _ACTIVE.get() is not None:
+        raise RuntimeError(
+            "Another capture or ablation is already open; give the ablation to `capture` as `conditions`."
+        )
+    if KERNEL not in ALL_MASK_ATTENTION_FUNCTIONS:
+        raise RuntimeError(
+            f"No mask function is registered for {KERNEL!r}: padded batches would be wrong. Reimport vrhlib."
+        )
+
+    def refuse_static_cache(module, args, kwargs):
+        if isinstance(kwargs.get("cache"), StaticCache):
+            raise ValueError(
+                "A StaticCache pads keys to its full length, so query positions cannot be told from it. "
+                "Use the default DynamicCache while capturing or ablating."
+            )
+
+    text = vlm.model.model.language_model
+    before = vlm.model.config.get_text_config()._attn_implementation
+    guard = text.register_forward_pre_hook(refuse_static_cache, with_kwargs=True)
+    token = _ACTIVE.set(plan)
+    try:
+        vlm.model.set_attn_implementation({"text_config": KERNEL})
+        yield plan
+    finally:
+        _ACTIVE.reset(token)
+        guard.remove()
+        vlm.model.set_attn_implementation({"text_config": before})
+    if plan.calls.min() == 0:
+        raise RuntimeError(
+            f"{vlm.name}: layers {np.flatnonzero(plan.calls == 0).tolist()} never reached the registered attention "
+            "function, so nothing was captured or ablated there. Run the model inside the context."
+        )
+
+
+def _codes(vlm: VLM, conditions: Sequence[Ablation | None]) -> np.ndarray:
+    codes = np.zeros((len(conditions), *vlm.grid), dtype=np.int8)
+    for row, ablation in enumerate(conditions):
+        if ablation is not None:
+            codes[row][ablation.heads.on(vlm.grid).mask()] = 1 + KINDS.index(ablation.kind)
+    return codes
+
+
+def _plan(vlm: VLM, conditions, prompt_length: int | None, **more) -> _Plan:
+    """Conditions as codes; a single condition holds for any batch, a sequence for exactly its rows."""
+    single = conditions is None or isinstance(conditions, Ablation)
+    rows = [conditions] if single else list(conditions)
+    if prompt_length is None and any(a is not None and a.phase == "decode" for a in rows):
+        raise ValueError("Phase 'decode' starts where the prompt ends: give prompt_length.")
+    start = torch.tensor([prompt_length if a is not None and a.phase == "decode" else 0 for a in rows])
+    means = None
+    if shapes := [a.means.shape for a in rows if a is not None and a.means is not None]:
+        means = torch.stack([torch.zeros(shapes[0]) if a is None or a.means is None else a.means for a in rows])
+    batch = None if single else len(rows)
+    return _Plan(batch, vlm.grid[0], codes=_codes(vlm, rows), start=start, means=means, **more)
+
+
+@contextmanager
+def ablate(
+    vlm: VLM, conditions: Ablation | None | Sequence[Ablation | None], prompt_length: int | None = None
+) -> Iterator[None]:
+    """Run the model with heads ablated: one condition for all, or one per row of the batch.
+
+    A sequence has one entry per batch row, None for an untouched row. `prompt_length` (columns of the
+    padded prompt) is needed for phase "decode". Raises ValueError if a head does not exist in this model.
+
+        with ablate(vlm, [None, Ablation(heads)]):
+            vlm.model.generate(**vlm.inputs(batch, copies=2))
+    """
+    with _running(vlm, _plan(vlm, conditions, prompt_length)):
+        yield
+
+
+@contextmanager
+def capture(
+    vlm: VLM,
+    rows: torch.Tensor,
+    reduce: dict[str, Reduction],
+    conditions: Ablation | None | Sequence[Ablation | None] = None,
+    prompt_length: int | None = None,
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Record reduced attention rows of one pass, if wanted under ablation.
+
+    `rows` int [B, R] are query columns of the padded sequence (-1: unused, reduces to 0-attention): **row
+    S-1+t predicts token t** of a reply to a prompt of S columns. Each reduction turns rows [B, heads, R, kv]
+    into [B, heads, R, ...]; after the block the dict holds name -> float32 [B, layers, heads, R, ...].
+    """
+    got: dict[str, torch.Tensor] = {}
+    plan = _plan(vlm, conditions, prompt_length, rows=rows, reduce=reduce)
+    if plan.batch not in (None, rows.shape[0]):
+        raise ValueError(f"{plan.batch} conditions for {rows.shape[0]} batch rows.")
+    plan.batch = rows.shape[0]
+    with _running(vlm, plan):
+        yield got
+    got.update(plan.captured())
+
+
+# ---------------------------------------------------------------- passes
+
+
+@torch.inference_mode()
+def generate(vlm: VLM, batch: Batch, conditions: Sequence[Ablation | None] = (None,)) -> np.ndarray:
+    """Greedy replies to every sample under every condition, int [B, conditions, tokens], padded with -1.
+
+    All conditions of a sample are rows of one batch on one set of vision features. Where no condition
+    touches the prompt (phase "decode"), they also share the prefill; both are exact.
+    """
+    B, C = len(batch), len(conditions)
+    rows = list(conditions) * B
+    tokenizer, length = vlm.tokenizer, batch.length
+    settings = dict(
+        do_sample=False, num_beams=1, max_new_tokens=vlm.max_new_tokens, use_cache=True,
+        pad_token_id=tokenizer.pad_token_id, temperature=None, top_p=None, top_k=None, repetition_penalty=None,
+    )  # fmt: skip
+    if C > 1 and all(a is None or a.phase == "decode" for a in conditions):
+        ids = _generate_after_shared_prefill(vlm, batch, rows, settings)
+    elif any(rows):
+        with ablate(vlm, rows, length):
+            ids = vlm.model.generate(**vlm.inputs(batch, C), **settings)[:, length:]
+    else:
+        ids = vlm.model.generate(**vlm.inputs(batch, C), **settings)[:, length:]
+    ids = ids.cpu().numpy()
+    stop = np.isin(ids, list(vlm.stop_ids))
+    ended = np.cumsum(stop, axis=1) - stop > 0  # columns after the first stop token are padding
+    return np.where(ended, -1, ids).reshape(B, C, -1)
+
+
+def _generate_after_shared_prefill(vlm: VLM, batch: Batch, rows: list, settings: dict) -> torch.Tensor:
+    copies = len(rows) // len(batch)
+    inputs = vlm.inputs(batch)
+    mask = inputs["attention_mask"]
+    # InternVL counts padding in a bare forward but not in generate; say which positions are meant.
+    positions = {} if "mm_token_type_ids" in inputs else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
+    prefill = vlm.model(**inputs, **positions, use_cache=True, logits_to_keep=1)
+    cache = prefill.cache
+    cache.batch_repeat_interleave(copies)
+    first = prefill.logits[:, -1:].argmax(-1)
+    more = {"input_ids": torch.cat([inputs["input_ids"], first], 1), "attention_mask": _one_more(mask, 1)}
+    if "mm_token_type_ids" in inputs:
+        more["mm_token_type_ids"] = _one_more(inputs["mm_token_type_ids"], 0)
+    if "image_grid_thw" in inputs:
+        more["image_grid_thw"] = inputs["image_grid_thw"]
+    more = {k: v.repeat_interleave(copies, 0) for k, v in more.items()}
+    if getattr(vlm.model.model, "rope_deltas", None) is not None:  # Qwen keeps these from the last prefill
+        vlm.model.model.rope_deltas = vlm.model.model.rope_deltas.repeat_interleave(copies, 0)
+    if settings["max_new_tokens"] == 1 or all(t in vlm.stop_ids for t in first.flatten().tolist()):
+        return more["input_ids"][:, batch.length :]
+    settings = settings | {"max_new_tokens": settings["max_new_tokens"] - 1}
+    with ablate(vlm, rows, batch.length):
+        return vlm.model.generate(**more, cache=cache, **settings)[:, batch.length :]
+
+
+def _one_more(tensor: torch.Tensor, value: int) -> torch.Tensor:
+    return torch.cat([tensor, torch.full_like(tensor[:, :1], value)], 1)
+
+
+def with_replies(vlm: VLM, batch: Batch, replies: Sequence[Sequence[int]]) -> dict:
+    """Model inputs for one teacher-forced pass: left-padded prompts, then right-padded replies (token ids)."""
+    inputs = vlm.inputs(batch)
+    width = max(1, max(map(len, replies)))
+    ids = torch.full((len(batch), width), vlm.tokenizer.pad_token_id)
+    mask = torch.zeros_like(ids)
+    for row, reply in enumerate(replies):
+        ids[row, : len(reply)] = torch.as_tensor(list(reply), dtype=ids.dtype)
+        mask[row, : len(reply)] = 1
+    more = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": torch.zeros_like(ids)}
+    return {k: torch.cat([v, more[k].to(v)], 1) if k in more else v for k, v in inputs.items()}
+
+
+@torch.inference_mode()
+def head_means(vlm: VLM, batches: Sequence[Batch]) -> torch.Tensor:
+    """Average output of every head over all prompt positions, padding excluded; float32 [layers, heads, head_dim].
+
+    The reference of mean ablation.
+    """
+    layers, heads = vlm.grid
+    sums = torch.zeros(layers, heads, vlm.layers[0].self_attn.head_dim, dtype=torch.float64)
+    seen = torch.zeros(layers, dtype=torch.float64)
+    for batch in batches:
+        inputs = vlm.inputs(batch)
+        plan = _Plan(len(batch), layers, sums=sums, seen=seen, valid=inputs["attention_mask"].bool())
+        with _running(vlm, plan):
+            vlm.model(**inputs, logits_to_keep=1)
+    return (sums / seen[:, None, None]).float()

@@ -1,0 +1,165 @@
+"""Replies under an intervention, and accuracy with its uncertainty.
+
+Raw replies are what is stored; boxes are read from them and compared with the referent each time, so a
+changed parser or threshold needs no new generation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from vrhlib import store
+from vrhlib.attention import KERNEL, Ablation, generate
+from vrhlib.heads import HeadSet
+from vrhlib.samples import Samples
+from vrhlib.stats import Accuracy
+from vrhlib.vlm import VLM
+
+IOU = 0.5  # a grounding is right at this overlap or more
+OUTCOMES = ("correct", "wrong box", "degenerate", "malformed", "cut off", "no box")
+
+
+class Condition(NamedTuple):
+    """What was done: `condition` (unmasked, vrh, random, ...), number of ablated heads, seed of a control."""
+
+    condition: str
+    k: int = 0
+    seed: int | None = None
+
+
+UNMASKED = Condition("unmasked")
+
+
+def replies(
+    vlm: VLM, samples: Samples, conditions: Mapping[Condition, Ablation | None], batch_size: int = 8, rows: int = 128
+) -> pd.DataFrame:
+    """Greedy replies of every sample under every condition; stored per condition, and resumed.
+
+    Conditions are rows of one batch (at most `rows` at a time) on shared vision features. One line per
+    (condition, sample): model, benchmark, condition, k, seed, id, kind, text, x0, y0, x1, y1 (original
+    pixels, absent where no box could be read), iou, outcome (one of `OUTCOMES`).
+    """
+    if without := [s.id for s in samples if s.box is None]:
+        raise ValueError(
+            f"{len(without)} samples of {samples!r} have no box (first: {without[0]}); grounding needs one."
+        )
+    runs = {
+        name: store.Run(
+            task="replies", benchmark=f"{samples.benchmark} {samples.split}", kernel=KERNEL, batch_size=batch_size,
+            samples=tuple(s.fingerprint for s in samples), condition=a.describe() if a else {},
+            decoding={"greedy": True, "max_new_tokens": vlm.max_new_tokens}, **vlm.identity(),
+        )
+        for name, a in conditions.items()
+    }  # fmt: skip
+    with ExitStack() as stack:
+        digests = sorted({run.digest for run in runs.values()})  # one order for all processes: no deadlock
+        by_digest = {run.digest: run for run in runs.values()}
+        stored = {d: stack.enter_context(store.open_run(by_digest[d], vlm.profile)) for d in digests}
+        acting = {runs[name].digest: a for name, a in conditions.items()}  # equal conditions are run once
+        starts = [i for i in range(0, len(samples), batch_size) if _missing(samples[i : i + batch_size], stored)]
+        label = f"{samples.benchmark} {samples.split}  {len(digests)} conditions x {len(samples)} samples"
+        for start in store.progress(starts, f"{label}, batches of {batch_size}"):
+            chunk = samples[start : start + batch_size]
+            batch = vlm.prepare(chunk)
+            missing = _missing(chunk, stored)
+            width = max(1, rows // len(chunk))
+            for i in range(0, len(missing), width):
+                part = missing[i : i + width]
+                ids = generate(vlm, batch, [acting[d] for d in part])
+                for sample, resized, row in zip(chunk, batch.resized, ids):
+                    for d, reply in zip(part, row):
+                        if sample.id not in stored[d]:
+                            text, finished = vlm.decode([t for t in reply.tolist() if t >= 0])
+                            stored[d].add(sample.id, {"text": text, "finished": finished, "resized": list(resized)})
+        about = {"model": vlm.name, "benchmark": samples.benchmark}
+        lines = [
+            {**about, **name._asdict(), **_read(vlm, s, stored[run.digest].records[s.id])}
+            for name, run in runs.items()
+            for s in samples
+        ]
+    frame = pd.DataFrame(lines).astype({"seed": "Int64"})
+    frame.attrs["runs"] = digests
+    return frame
+
+
+def _missing(chunk: Samples, stored: Mapping) -> list[str]:
+    return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
+
+
+def _read(vlm: VLM, sample, record: dict) -> dict:
+    reply = vlm.read(record["text"], sample.image.size, tuple(record["resized"]), record["finished"])
+    iou = reply.box.iou(sample.box) if reply.box else 0.0
+    outcome = reply.failure or ("correct" if iou >= IOU else "wrong box")
+    box = reply.box or (np.nan,) * 4
+    return {"id": sample.id, "kind": sample.kind, "text": record["text"], **dict(zip(("x0", "y0", "x1", "y1"), box)),
+            "iou": iou, "outcome": outcome}  # fmt: skip
+
+
+def accuracy(outcomes: Sequence[str]) -> Accuracy:
+    """Share of replies whose box is right; every failure counts as wrong."""
+    outcomes = list(outcomes)
+    return Accuracy(outcomes.count("correct"), len(outcomes))
+
+
+def sweep_replies(
+    vlm: VLM,
+    samples: Samples,
+    groups: Mapping[str, HeadSet],
+    ks: Sequence[int],
+    kind: str = "zero",
+    phase: str = "all",
+    batch_size: int = 8,
+) -> pd.DataFrame:
+    """Replies with the first k heads of each group ablated, for every k, and of the unmasked model.
+
+    A group called `random 3` is condition `random` with seed 3. Columns as in `replies`. Raises ValueError,
+    before anything runs, if a group has fewer heads than the largest k or belongs to another grid.
+    """
+    conditions: dict[Condition, Ablation | None] = {UNMASKED: None}
+    for name, heads in groups.items():
+        match = re.fullmatch(r"(.+?) (\d+)", name)
+        condition, seed = (match[1], int(match[2])) if match else (name, None)
+        for k in ks:
+            if k:
+                conditions[Condition(condition, k, seed)] = Ablation(heads.on(vlm.grid).top(k), kind, phase)
+    return replies(vlm, samples, conditions, batch_size)
+
+
+def accuracy_table(answers: pd.DataFrame) -> pd.DataFrame:
+    """Replies to one row per condition: model, benchmark, condition, k, seed, accuracy, low, high (percent, 95 %
+    Wilson), n, and the percentage of every outcome."""
+    rows = []
+    keys = ["model", "benchmark", "condition", "k", "seed"]
+    for values, frame in answers.groupby(keys, sort=False, dropna=False):
+        right = accuracy(frame.outcome)
+        shares = {outcome: 100 * float((frame.outcome == outcome).mean()) for outcome in OUTCOMES}
+        low, high = right.interval
+        rows.append(dict(zip(keys, values)) | {"accuracy": right.mean, "low": low, "high": high, "n": right.n} | shares)
+    table = pd.DataFrame(rows).astype({"seed": "Int64"})
+    table.attrs["runs"] = answers.attrs.get("runs", [])
+    return table
+
+
+def ablation_sweep(vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], ks: Sequence[int], **how) -> pd.DataFrame:
+    """Accuracy against k for every group: `accuracy_table` of `sweep_replies`."""
+    return accuracy_table(sweep_replies(vlm, samples, groups, ks, **how))
+
+
+def two_questions(answers: pd.DataFrame, samples: Samples) -> Accuracy:
+    """Share of pictures whose questions, about different things, are *all* answered right.
+
+    A reader that ignores the question gives one box to both and scores 0 here, whatever its accuracy.
+    """
+    right = dict(zip(answers.id, answers.outcome == "correct"))
+    by_image: dict[str, list[bool]] = {}
+    for s in samples:
+        by_image.setdefault(s.image_key, []).append(bool(right[s.id]))
+    if alone := sum(len(v) < 2 for v in by_image.values()):
+        raise ValueError(f"{alone} pictures of {samples!r} have one question; the test needs two each (scene-pairs).")
+    return Accuracy(sum(map(all, by_image.values())), len(by_image))

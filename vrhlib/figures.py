@@ -1,0 +1,582 @@
+"""Data frame to figure, one function per figure, and the files they are saved in.
+
+Every figure is drawn from a tidy frame with one fact a row and nothing else; the frame is saved beside the
+picture, and `rebuild` draws it again from the CSV without a model (and without torch). Colours by meaning,
+the same on every page and legible without colour: ablating VRHs is vermillion with filled circles, random
+heads are grey with a band, layer-matched random heads are blue and dashed, the unmasked model is black.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Rectangle
+from PIL import Image
+
+from vrhlib import store
+from vrhlib.boxes import Box, TokenGrid
+from vrhlib.heads import HeadScores, HeadSet, overlap_matrix
+
+# Okabe-Ito, by meaning.
+COLOUR = {
+    "vrh": "#D55E00", "random": "#7F7F7F", "layer_matched": "#0072B2", "unmasked": "#000000",
+    "one output token": "#CC79A7", "referent": "#009E73", "rows": "#0072B2", "eager": "#E69F00",
+}  # fmt: skip
+LABEL = {"vrh": "VRH", "random": "random heads", "layer_matched": "layer-matched random", "unmasked": "unmasked"}
+MARKER = {"vrh": "o", "random": "s", "layer_matched": "^", "one output token": "D", "rows": "o", "eager": "s"}
+_STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 110, "pdf.fonttype": 42,
+          "axes.titlesize": 9, "axes.titleweight": "bold", "legend.frameon": False}  # fmt: skip
+_NANO = "nano profile: a small embedded model on synthetic scenes; not the paper's numbers"
+_profile = "nano"
+
+
+def use_profile(profile: str) -> None:
+    """Say under which profile figures are drawn (their label) and saved (their folder)."""
+    global _profile
+    store.figures_dir(profile)
+    _profile = profile
+
+
+@dataclass(frozen=True, eq=False)
+class Figure:
+    """A drawn frame. Shows itself in a notebook; `save` writes picture, vector, data and manifest."""
+
+    drawing: str
+    frame: pd.DataFrame
+    canvas: Canvas
+
+    def png(self, dpi: int = 110) -> bytes:
+        buffer = io.BytesIO()
+        self.canvas.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        return self.png()
+
+    def save(self, name: str, **facts: object) -> Figure:
+        """Write figures/<profile>/NAME.png, .pdf, .csv and .json (manifest with the digests of the runs behind it)."""
+        folder, pdf = store.figures_dir(_profile), io.BytesIO()
+        self.canvas.savefig(pdf, format="pdf", metadata={"CreationDate": None})
+        runs = sorted(self.frame.attrs.get("runs", []))
+        about = store.manifest(drawing=self.drawing, profile=_profile, runs=runs, **facts)
+        store.write_atomic(folder / f"{name}.csv", self.frame.to_csv(index=False))
+        store.write_atomic(folder / f"{name}.json", json.dumps(about, indent=1) + "\n")
+        store.write_atomic(folder / f"{name}.pdf", pdf.getvalue())
+        store.write_atomic(folder / f"{name}.png", self.png(dpi=180))
+        return self
+
+
+def _drawing(name: str, draw: Callable[[pd.DataFrame], Canvas], frame: pd.DataFrame) -> Figure:
+    with matplotlib.rc_context(_STYLE):
+        canvas = draw(frame)
+        if _profile == "nano" and name != "published_heads":
+            canvas.supxlabel(_NANO, fontsize=7, color="#555555", x=0.01, ha="left")
+        FigureCanvasAgg(canvas)
+        canvas.draw_without_rendering()
+    return Figure(name, frame, canvas)
+
+
+def rebuild(csv: Path) -> Figure:
+    """Draw a saved figure again from its CSV and the drawing its manifest names."""
+    csv = Path(csv)
+    about = json.loads(csv.with_suffix(".json").read_text())
+    use_profile(about["profile"])
+    return _drawing(about["drawing"], _DRAW[about["drawing"]], pd.read_csv(csv, keep_default_na=True))
+
+
+def save_table(frame: pd.DataFrame, name: str, **facts: object) -> pd.DataFrame:
+    """Write a table as figures/<profile>/NAME.csv, .md (rendered) and .json (manifest); returns it."""
+    folder = store.figures_dir(_profile)
+    about = store.manifest(profile=_profile, runs=sorted(frame.attrs.get("runs", [])), **facts)
+    store.write_atomic(folder / f"{name}.csv", frame.to_csv(index=False))
+    store.write_atomic(folder / f"{name}.json", json.dumps(about, indent=1) + "\n")
+    note = f"\n{_NANO}\n" if _profile == "nano" else ""
+    store.write_atomic(folder / f"{name}.md", markdown(frame) + note)
+    return frame
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """A frame as a Markdown table, floats to one decimal."""
+    cells = [[f"{v:.1f}" if isinstance(v, float) else str(v) for v in row] for row in frame.itertuples(index=False)]
+    lines = [list(map(str, frame.columns)), ["---"] * frame.shape[1], *cells]
+    return "".join(f"| {' | '.join(c.replace('|', '/') for c in line)} |\n" for line in lines)
+
+
+def _axes(width: float, height: float, rows: int = 1, cols: int = 1, **kwargs) -> tuple[Canvas, np.ndarray]:
+    canvas = Canvas(figsize=(width, height), layout="constrained")
+    return canvas, canvas.subplots(rows, cols, squeeze=False, **kwargs)
+
+
+# ---------------------------------------------------------------- head maps
+
+
+def head_map(scores: HeadScores, highlight: HeadSet, runs: Sequence[str] = ()) -> Figure:
+    """Score of every head, layers x heads, with the highlighted (top-k) heads outlined, and heads per layer."""
+    layer, head = np.indices(scores.grid)
+    rank = {h: i + 1 for i, h in enumerate(highlight)}
+    frame = pd.DataFrame({
+        "model": scores.model, "scoring": scores.scoring, "n": scores.n, "layer": layer.ravel(), "head": head.ravel(),
+        "score": scores.values.ravel().round(6),
+        "rank": [rank.get((a, b), 0) for a, b in zip(layer.ravel(), head.ravel())],
+    })  # fmt: skip
+    frame.attrs["runs"] = list(runs)
+    return _drawing("head_map", _draw_head_map, frame)
+
+
+def _draw_head_map(frame: pd.DataFrame) -> Canvas:
+    values = frame.pivot(index="layer", columns="head", values="score").to_numpy()
+    layers, heads = values.shape
+    canvas, axes = _axes(
+        max(4.8, 0.28 * heads + 3.2),
+        max(3.2, 0.22 * layers + 1.3),
+        1,
+        2,
+        width_ratios=[heads, max(3, heads / 3)],
+        sharey=True,
+    )
+    grid, side = axes[0]
+    image = grid.imshow(values, cmap="cividis", aspect="auto", origin="lower", vmin=0)
+    top = frame[frame["rank"] > 0].sort_values("rank")
+    for row in top.itertuples():
+        grid.add_patch(Rectangle((row.head - 0.5, row.layer - 0.5), 1, 1, fill=False, ec=COLOUR["vrh"], lw=1.8))
+        light = row.score < 0.6 * values.max()
+        grid.text(
+            row.head, row.layer, row.rank, ha="center", va="center", fontsize=7, color="white" if light else "black"
+        )
+    grid.set(
+        xlabel="head",
+        ylabel="layer",
+        xticks=range(0, heads, max(1, heads // 12)),
+        yticks=range(0, layers, max(1, layers // 12)),
+    )
+    first = frame.iloc[0]
+    words = f"{first.model}: attention mass on the referent, per head\n{first.scoring}, n={first.n} samples"
+    canvas.suptitle(words, fontsize=9, fontweight="bold")
+    canvas.colorbar(image, ax=grid, pad=0.02, label="head score")
+    side.tick_params(labelleft=False)
+    counts = np.bincount(top.layer, minlength=layers)
+    side.barh(range(layers), counts, color=COLOUR["vrh"])
+    side.set(xlabel=f"of top {len(top)}", xticks=range(0, counts.max() + 1, max(1, counts.max() // 3)))
+    side.set_title("per layer")
+    return canvas
+
+
+def published_heads(sets: Mapping[str, HeadSet]) -> Figure:
+    """Published head lists on their models' grids, heads per layer, and overlap where grids agree (no model run)."""
+    frame = pd.DataFrame(
+        [(name, *s.grid, i + 1, h.layer, h.head) for name, s in sets.items() for i, h in enumerate(s)],
+        columns=["model", "layers", "heads", "rank", "layer", "head"],
+    )
+    return _drawing("published_heads", _draw_published_heads, frame)
+
+
+def _sets_of(frame: pd.DataFrame) -> dict[str, HeadSet]:
+    return {
+        name: HeadSet(tuple(zip(f["layer"], f["head"])), (f.layers.iloc[0], f.heads.iloc[0]), name)
+        for name, f in frame.groupby("model", sort=False)
+    }
+
+
+def _draw_published_heads(frame: pd.DataFrame) -> Canvas:
+    sets = _sets_of(frame)
+    canvas = Canvas(figsize=(3.0 * len(sets) + 3.4, 4.4), layout="constrained")
+    axes = canvas.subplots(1, 2 * len(sets) + 1, width_ratios=[3, 1] * len(sets) + [4.2])
+    for (name, heads), grid, side in zip(sets.items(), axes[::2], axes[1::2]):
+        layers, per_layer = heads.grid
+        cells = np.full(heads.grid, np.nan)
+        for i, h in enumerate(heads):
+            cells[h] = len(heads) - i
+        grid.imshow(cells, cmap="Oranges", aspect="auto", origin="lower", vmin=-6, vmax=len(heads))
+        grid.set(xlabel="head", ylabel="layer", xticks=range(0, per_layer, 8), yticks=range(0, layers, 4))
+        grid.set_title(f"{name}\n{len(heads)} of {layers * per_layer} = {heads.share:.1%}")
+        grid.grid(color="#eeeeee", lw=0.4)
+        grid.set_axisbelow(True)
+        side.barh(range(layers), heads.layers, color=COLOUR["vrh"])
+        side.set(ylim=grid.get_ylim(), yticks=[], xlabel="per layer")
+    matrix, names, ax = overlap_matrix(sets.values()), list(sets), axes[-1]
+    shown = np.where(matrix < 0, np.nan, matrix).astype(float)
+    ax.imshow(shown, cmap="Blues", vmin=0, vmax=26)
+    for i, j in np.ndindex(matrix.shape):
+        text = "–" if matrix[i, j] < 0 else str(matrix[i, j])
+        ax.text(j, i, text, ha="center", va="center", fontsize=10)
+    ax.set(yticks=range(len(names)), yticklabels=names, xticks=range(len(names)), xticklabels=names)
+    ax.tick_params(axis="x", rotation=35)
+    for label in ax.get_xticklabels():
+        label.set_ha("right")
+    ax.set_title("shared top-20 heads\n(– other grid)")
+    canvas.suptitle("Published lists (RefCOCO, Tables A2–A6), not measured here", fontsize=9, color="#555555")
+    return canvas
+
+
+# ---------------------------------------------------------------- accuracy against k
+
+
+def accuracy_vs_k(sweep: pd.DataFrame) -> Figure:
+    """Accuracy against the number of ablated heads: lines with 95 % Wilson intervals, controls as bands over seeds.
+
+    `sweep` as `evaluate.ablation_sweep` returns it.
+    """
+    return _drawing("accuracy_vs_k", _draw_accuracy_vs_k, sweep)
+
+
+def _draw_accuracy_vs_k(sweep: pd.DataFrame) -> Canvas:
+    panels = list(sweep.groupby(["model", "benchmark"], sort=False))
+    canvas, axes = _axes(4.6 * len(panels), 3.4, 1, len(panels), sharey=True)
+    for ((model, benchmark), frame), ax in zip(panels, axes[0]):
+        base = frame[frame.condition == "unmasked"].iloc[0]
+        for condition, rows in frame[frame.condition != "unmasked"].groupby("condition", sort=False):
+            _line(ax, condition, rows, base)
+        ax.axhline(base.accuracy, color=COLOUR["unmasked"], lw=0.9, ls=":")
+        ax.annotate(
+            f"unmasked {base.accuracy:.1f}", (1, base.accuracy), xycoords=("axes fraction", "data"), ha="right",
+            xytext=(0, 3), textcoords="offset points", fontsize=7.5,
+        )  # fmt: skip
+        ax.set(xlabel="ablated heads k", ylabel="Acc@IoU 0.5 (%)", ylim=(0, 100), xticks=sorted(frame.k.unique()))
+        ax.set_title(f"{model} on {benchmark}, n={base.n} a point")
+        ax.legend(loc="lower left", fontsize=7.5)
+    return canvas
+
+
+def _line(ax, condition: str, rows: pd.DataFrame, base) -> None:
+    colour = COLOUR.get(condition, "#56B4E9")
+    style = {"color": colour, "marker": MARKER.get(condition, "v"), "ms": 4, "lw": 1.6}
+    by_k = rows.groupby("k").accuracy
+    x, mean = [0, *by_k.groups], [base.accuracy, *by_k.mean()]
+    seeds = rows.seed.nunique()
+    if seeds > 1:
+        low, high = [base.accuracy, *by_k.min()], [base.accuracy, *by_k.max()]
+        ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
+        label = f"{LABEL.get(condition, condition)} (mean and range of {seeds} seeds)"
+        ax.plot(x, mean, ls="--" if condition == "layer_matched" else "-", label=label, **style)
+    else:
+        rows = rows.sort_values("k")
+        low, high = [base.low, *rows.low], [base.high, *rows.high]
+        errors = [np.subtract(mean, low), np.subtract(high, mean)]
+        ax.errorbar(
+            x, mean, np.abs(errors), capsize=2, label=f"{LABEL.get(condition, condition)} (95 % interval)", **style
+        )
+
+
+# ---------------------------------------------------------------- pictures with boxes and attention
+
+
+def _picture_rows(panel: str, image: Image.Image) -> list[dict]:
+    """The picture itself as facts: one line a pixel row, hexadecimal RGB (at most 256 pixels wide)."""
+    scale = min(1.0, 256 / max(image.size))
+    small = image.convert("RGB").resize([max(1, round(side * scale)) for side in image.size])
+    width, height = image.size
+    return [
+        {"panel": panel, "fact": "pixels", "row": i, "x1": width, "y1": height, "text": line.tobytes().hex()}
+        for i, line in enumerate(np.asarray(small))
+    ]
+
+
+def _box_row(panel: str, fact: str, box: Box, text: str = "") -> dict:
+    return {"panel": panel, "fact": fact, "text": text, **dict(zip(("x0", "y0", "x1", "y1"), map(float, box)))}
+
+
+def _value_rows(panel: str, picture: np.ndarray) -> list[dict]:
+    rows, cols = np.indices(picture.shape)
+    return [
+        {"panel": panel, "fact": "attention", "row": r, "col": c, "value": round(float(v), 6)}
+        for r, c, v in zip(rows.ravel(), cols.ravel(), picture.ravel())
+    ]
+
+
+def example(image: Image.Image, box: Box, grid: TokenGrid, text: str, reply: Box | None = None) -> Figure:
+    """One sample on the token grid: the referent's tokens (K_s, any overlap) shaded, its box, and the reply's box."""
+    rows = _picture_rows(text, image) + [_box_row(text, "referent", box)]
+    rows += _value_rows(text, grid.picture(grid.tokens_in(box)))
+    if reply:
+        rows.append(_box_row(text, "reply", reply))
+    return _drawing("example", _draw_example, pd.DataFrame(rows))
+
+
+def _draw_example(frame: pd.DataFrame) -> Canvas:
+    canvas, axes = _axes(9.0, 3.5, 1, 2)
+    text = frame.panel.iloc[0]
+    for ax, title in zip(axes[0], ("picture", "image tokens; shaded: those the referent's box overlaps")):
+        width, height = _show_picture(ax, frame)
+        _show_boxes(ax, frame)
+        ax.set_title(title)
+    inside = frame[frame.fact == "attention"].pivot(index="row", columns="col", values="value").to_numpy()
+    rows, cols = inside.shape
+    for (r, c), value in np.ndenumerate(inside):
+        cell = (c * width / cols, r * height / rows), width / cols, height / rows
+        face = COLOUR["referent"] + "55" if value else "none"
+        ax.add_patch(Rectangle(*cell, fc=face, ec="#888888", lw=0.5))
+    axes[0, 0].legend(loc="upper left", fontsize=7, frameon=True)
+    canvas.suptitle(f"“{text}”   ({rows} x {cols} = {rows * cols} tokens, {int(inside.sum())} in the box)", fontsize=10)
+    return canvas
+
+
+def attention_maps(looks: Sequence[tuple[str, Image.Image, Box, TokenGrid, Mapping[str, np.ndarray]]]) -> Figure:
+    """Attention over images: a row per sample (text, image, referent, grid, maps), a panel per map (values [V]).
+
+    Each panel says which share of its attention to the image lies in the referent's box.
+    """
+    rows = []
+    for i, (text, image, box, grid, maps) in enumerate(looks):
+        inside = grid.tokens_in(box)
+        for title, values in maps.items():
+            share = 100 * values[inside].sum() / max(values.sum(), 1e-12)
+            panel = f"{title}\n{share:.0f} % of it in the box"
+            facts = _picture_rows(panel, image) + [_box_row(panel, "referent", box, text)]
+            rows += [fact | {"sample": i} for fact in facts + _value_rows(panel, grid.picture(values))]
+    return _drawing("attention_maps", _draw_attention_maps, pd.DataFrame(rows))
+
+
+def reply_rows(
+    text: str, image: Image.Image, box: Box, grid: TokenGrid, tokens: Sequence[str], rows: np.ndarray, head: str
+) -> Figure:
+    """The reply token by token: where one head looks while each token is predicted. `rows` float [tokens, V]."""
+    inside, facts = grid.tokens_in(box), []
+    for i, (token, values) in enumerate(zip(tokens, rows)):
+        panel = f"{i + 1}: {token}\n{values[inside].sum():.2f} on the referent"
+        facts += _picture_rows(panel, image) + [_box_row(panel, "referent", box, f"{head}: {text}")]
+        facts += _value_rows(panel, grid.picture(values))
+    return _drawing("attention_maps", _draw_attention_maps, pd.DataFrame(facts).assign(sample=0))
+
+
+def _draw_attention_maps(frame: pd.DataFrame) -> Canvas:
+    panels = list(frame.groupby(["sample", "panel"], sort=False))
+    cols = min(5, frame.groupby("sample").panel.nunique().max())
+    rows = -(-len(panels) // cols)
+    canvas, axes = _axes(2.7 * cols, 2.25 * rows + 0.3, rows, cols)
+    for ax in axes.ravel()[len(panels) :]:
+        ax.set_axis_off()
+    for i, (((_, title), facts), ax) in enumerate(zip(panels, axes.ravel())):
+        width, height = _show_picture(ax, facts, fade=0.45)
+        heat = facts[facts.fact == "attention"].pivot(index="row", columns="col", values="value").to_numpy()
+        shown = ax.imshow(heat, cmap="magma", alpha=0.65, extent=(0, width, height, 0), vmin=0, interpolation="nearest")
+        _show_boxes(ax, facts)
+        words = facts.loc[facts.fact == "referent", "text"].iloc[0]
+        ax.set_title(title, fontsize=8)
+        if i % cols == 0 and (rows == 1 or frame["sample"].nunique() > 1 or i == 0):
+            ax.set_ylabel("\n".join(textwrap.wrap(words, 24)), fontsize=8)
+        bar = canvas.colorbar(shown, ax=ax, shrink=0.7, pad=0.02)
+        bar.ax.tick_params(labelsize=6)
+    return canvas
+
+
+def before_after(panels: Sequence[tuple[str, Image.Image, Box, Mapping[str, Box | None]]]) -> Figure:
+    """Pictures with the referent and the boxes replied under several conditions.
+
+    `panels`: (expression, image, referent, {condition: replied box or None}). A missing box is named under its picture.
+    """
+    rows = []
+    for i, (text, image, referent, boxes) in enumerate(panels):
+        panel = f"{i}"
+        rows += _picture_rows(panel, image) + [_box_row(panel, "title", Box(0, 0, 0, 0), text)]
+        rows.append(_box_row(panel, "referent", referent))
+        for condition, box in boxes.items():
+            rows.append(
+                _box_row(panel, condition, box) if box else {"panel": panel, "fact": "no box", "text": condition}
+            )
+    return _drawing("before_after", _draw_before_after, pd.DataFrame(rows))
+
+
+def _draw_before_after(frame: pd.DataFrame) -> Canvas:
+    panels = list(frame.groupby("panel", sort=False))
+    cols = min(4, len(panels))
+    height = -(-len(panels) // cols)
+    canvas, axes = _axes(2.9 * cols, 2.6 * height + 0.3, height, cols)
+    for ax in axes.ravel()[len(panels) :]:
+        ax.set_axis_off()
+    for (_, facts), ax in zip(panels, axes.ravel()):
+        _show_picture(ax, facts)
+        _show_boxes(ax, facts)
+        title = facts.loc[facts.fact == "title", "text"].iloc[0]
+        ax.set_title("\n".join(textwrap.wrap(title, 30)))
+        if missing := list(facts.loc[facts.fact == "no box", "text"]):
+            ax.set_xlabel(f"no box: {', '.join(LABEL.get(m, m) for m in missing)}", fontsize=7)
+    handles = {}
+    for ax in axes.ravel():
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
+    canvas.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+    return canvas
+
+
+def _show_picture(ax, facts: pd.DataFrame, fade: float = 0.0) -> tuple[float, float]:
+    lines = facts[facts.fact == "pixels"].sort_values("row")
+    pixels = np.array([np.frombuffer(bytes.fromhex(t), dtype=np.uint8).reshape(-1, 3) for t in lines.text])
+    width, height = lines.x1.iloc[0], lines.y1.iloc[0]
+    shown = (pixels * (1 - fade) + 255 * fade).astype(np.uint8)
+    ax.imshow(shown, extent=(0, width, height, 0), interpolation="nearest")
+    ax.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return width, height
+
+
+_BOX_STYLE = {
+    "referent": dict(ec=COLOUR["referent"], lw=2.6, ls="-"), "reply": dict(ec="black", lw=1.6, ls="--"),
+    "unmasked": dict(ec="black", lw=1.6, ls="--"), "vrh": dict(ec=COLOUR["vrh"], lw=2.2, ls="-"),
+    "random": dict(ec="#555555", lw=1.4, ls=":"),
+}  # fmt: skip
+
+
+def _show_boxes(ax, facts: pd.DataFrame) -> None:
+    for row in facts[facts.fact.isin(list(_BOX_STYLE))].itertuples():
+        label = {"vrh": "reply, VRHs ablated", "random": "reply, random heads ablated", "unmasked": "reply, unmasked"}
+        ax.add_patch(Rectangle(
+            (row.x0, row.y0), row.x1 - row.x0, row.y1 - row.y0, fill=False, label=label.get(row.fact, row.fact),
+            **_BOX_STYLE[row.fact],
+        ))  # fmt: skip
+
+
+def ablation_view(
+    scores: HeadScores,
+    k: int,
+    accuracies: Mapping[str, float],
+    picture: tuple[str, Image.Image, Box, Mapping[str, Box | None]],
+) -> Figure:
+    """One position of the k slider: the cut heads, the accuracy that is left, one picture's replies."""
+    frame = head_map(scores, scores.top(k)).frame.assign(panel="heads", fact="head")
+    text, image, referent, boxes = picture
+    rows = _picture_rows(text, image) + [_box_row(text, "referent", referent)]
+    rows += [_box_row(text, c, b) if b else {"panel": text, "fact": "no box", "text": c} for c, b in boxes.items()]
+    rows += [{"panel": "accuracy", "fact": "accuracy", "text": c, "value": v} for c, v in accuracies.items()]
+    return _drawing("ablation_view", _draw_ablation_view, pd.concat([frame, pd.DataFrame(rows)], ignore_index=True))
+
+
+def _draw_ablation_view(frame: pd.DataFrame) -> Canvas:
+    canvas, axes = _axes(10.5, 3.3, 1, 3, width_ratios=[3, 2, 3])
+    grid, bars, picture = axes[0]
+    heads = frame[frame.fact == "head"]
+    grid.imshow(
+        heads.pivot(index="layer", columns="head", values="score"),
+        cmap="cividis",
+        aspect="auto",
+        origin="lower",
+        vmin=0,
+    )
+    cut = heads[heads["rank"] > 0]
+    for row in cut.itertuples():
+        grid.add_patch(Rectangle((row.head - 0.5, row.layer - 0.5), 1, 1, fill=False, ec=COLOUR["vrh"], lw=1.8))
+    grid.set(xlabel="head", ylabel="layer")
+    grid.set_title(f"{heads.model.iloc[0]}: {len(cut)} of {len(heads)} heads cut")
+    accuracy = frame[frame.fact == "accuracy"]
+    bars.barh(range(len(accuracy)), accuracy.value, color=[COLOUR.get(c, "#56B4E9") for c in accuracy.text])
+    bars.set(yticks=range(len(accuracy)), yticklabels=[LABEL.get(c, c) for c in accuracy.text], xlim=(0, 100))
+    for y, value in enumerate(accuracy.value):
+        bars.text(min(value + 2, 80), y, f"{value:.1f}", va="center", fontsize=8)
+    bars.set_title("Acc@IoU 0.5 (%)")
+    facts = frame[~frame.fact.isin(["head", "accuracy"])]
+    _show_picture(picture, facts)
+    _show_boxes(picture, facts)
+    picture.set_title("\n".join(textwrap.wrap(facts.panel.iloc[0], 36)))
+    picture.legend(loc="upper left", bbox_to_anchor=(0, -0.02), fontsize=7, ncols=2)
+    return canvas
+
+
+# ---------------------------------------------------------------- stability and cost
+
+
+def one_token(sweep: pd.DataFrame) -> Figure:
+    """Figure 7b: accuracy after ablating heads found from one random output token, from all, and random heads."""
+    return _drawing("one_token", _draw_one_token, sweep)
+
+
+def _draw_one_token(sweep: pd.DataFrame) -> Canvas:
+    canvas, axes = _axes(4.6, 3.2)
+    ax, k = axes[0, 0], sweep.k.max()
+    rows = sweep[(sweep.k == k) | (sweep.condition == "unmasked")]
+    names = {
+        "unmasked": "unmasked",
+        "random": "random\nheads",
+        "one output token": "one random\noutput token",
+        "vrh": "all output\ntokens",
+    }
+    names = {c: n for c, n in names.items() if (rows.condition == c).any()}
+    for x, condition in enumerate(names):
+        part = rows[rows.condition == condition]
+        mean, low, high = part.accuracy.mean(), part.low.min(), part.high.max()
+        ax.bar(
+            x,
+            mean,
+            0.6,
+            color=COLOUR[condition],
+            alpha=0.85,
+            hatch="//" if condition == "one output token" else None,
+            ec="white",
+        )
+        ax.errorbar(x, mean, [[max(0, mean - low)], [max(0, high - mean)]], color="black", capsize=3, lw=1)
+        ax.text(x + 0.06, mean + 1.5, f"{mean:.1f}", ha="left", fontsize=8)
+    ax.set(xticks=range(len(names)), xticklabels=names.values(), ylabel="Acc@IoU 0.5 (%)", ylim=(0, 100))
+    seeds = rows.loc[rows.condition == "random", "seed"].nunique()
+    ax.set_title(
+        f"{rows.model.iloc[0]}: top {k} heads ablated, n={rows.n.iloc[0]}\n95 %; random: hull of {seeds} seeds"
+    )
+    return canvas
+
+
+def few_samples(stable: pd.DataFrame) -> Figure:
+    """Figure 7c: overlap of the top k from few samples with the top k from all, mean and range over draws."""
+    return _drawing("few_samples", _draw_few_samples, stable)
+
+
+def _draw_few_samples(stable: pd.DataFrame) -> Canvas:
+    canvas, axes = _axes(4.6, 3.2)
+    ax, k = axes[0, 0], stable.k.iloc[0]
+    by_n = stable.groupby("n").overlap
+    sizes = list(by_n.groups)
+    ax.fill_between(range(len(sizes)), by_n.min(), by_n.max(), color=COLOUR["vrh"], alpha=0.18, lw=0)
+    ax.plot(range(len(sizes)), by_n.mean(), color=COLOUR["vrh"], marker="o", ms=4)
+    ax.axhline(k, color="black", lw=0.8, ls=":")
+    ax.set(
+        xticks=range(len(sizes)),
+        xticklabels=sizes,
+        xlabel="detection samples",
+        ylabel=f"shared with the top {k} of all",
+        ylim=(0, k * 1.08),
+    )
+    ax.set_title(
+        f"{stable.model.iloc[0]}: heads from few samples\nmean and range of {stable.seed.nunique()} draws a size"
+    )
+    return canvas
+
+
+def cost(table: pd.DataFrame) -> Figure:
+    """Table A11 as a picture: seconds and peak memory of one detection pass, captured rows against eager attention."""
+    return _drawing("cost", _draw_cost, table)
+
+
+def _draw_cost(table: pd.DataFrame) -> Canvas:
+    canvas, axes = _axes(7.2, 3.0, 1, 2)
+    names = {"rows": "captured rows", "eager": "eager attention"}
+    for ax, column, label in zip(
+        axes[0], ("seconds", "peak_mib"), ("seconds (best of runs)", "peak MiB above the start")
+    ):
+        for method, rows in table.groupby("method", sort=False):
+            ax.plot(
+                rows.visual_tokens, rows[column], color=COLOUR[method], marker=MARKER[method], ms=4, label=names[method]
+            )
+        ax.set(xlabel="image tokens", ylabel=label, ylim=(0, None))
+        ax.legend(fontsize=8)
+    canvas.suptitle(f"{table.model.iloc[0]}: cost of one detection pass", fontsize=9, fontweight="bold")
+    return canvas
+
+
+_DRAW: dict[str, Callable[[pd.DataFrame], Canvas]] = {
+    "head_map": _draw_head_map,
+    "published_heads": _draw_published_heads,
+    "accuracy_vs_k": _draw_accuracy_vs_k,
+    "example": _draw_example,
+    "attention_maps": _draw_attention_maps,
+    "before_after": _draw_before_after,
+    "ablation_view": _draw_ablation_view,
+    "one_token": _draw_one_token,
+    "few_samples": _draw_few_samples,
+    "cost": _draw_cost,
+}

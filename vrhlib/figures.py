@@ -83,6 +83,7 @@ def _drawing(name: str, draw: Callable[[pd.DataFrame], Canvas], frame: pd.DataFr
             canvas.supxlabel(_NANO, fontsize=7, color="#555555", x=0.01, ha="left")
         FigureCanvasAgg(canvas)
         canvas.draw_without_rendering()
+        canvas.set_layout_engine("none")  # settle the layout once, or every format would nudge it
     return Figure(name, frame, canvas)
 
 

@@ -119,6 +119,8 @@ def _one_token(sweep: pd.DataFrame) -> tuple:
 
 def _few_samples(stable: pd.DataFrame) -> tuple:
     """Ten samples find at least 80 % of the heads that all samples find."""
+    if not (stable.n == 10).any():
+        raise ValueError("The claim few-samples looks at subsets of 10: detect on at least 10 samples.")
     k, ten = int(stable.k.iloc[0]), over_seeds(stable.loc[stable.n == 10, "overlap"])
     return (
         f"{ten.mean:.1f} of {k} from 10 samples ({ten.n} draws)",

@@ -66,9 +66,11 @@ class Samples(Sequence[Sample]):
         return len(self._items)
 
     def __getitem__(self, index):
-        return (
-            Samples(self.benchmark, self.split, self._items[index]) if isinstance(index, slice) else self._items[index]
-        )
+        if isinstance(index, slice):
+            return Samples(self.benchmark, self.split, self._items[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"Sample {index} of {self!r}: choose 0 to {len(self) - 1}.")
+        return self._items[index]
 
     def __iter__(self) -> Iterator[Sample]:
         return iter(self._items)

@@ -235,6 +235,8 @@ def stability(
 
     For each size, `seeds` random subsets without replacement.
     """
+    if not sizes:
+        raise ValueError(f"No subset sizes to try: {captured.n} detection samples are too few, use at least 10.")
     everything = captured.score(scoring)
     reference, rows = everything.top(k), []
     for n in sizes:

@@ -194,7 +194,7 @@ class VLM:
         samples = list(samples)
         texts, spans = zip(*(self.chat(s.text) for s in samples))
         inputs = self.processor(
-            images=[s.image.convert("RGB") for s in samples], text=list(texts), padding=True, padding_side="left",
+            images=[_rgb(s) for s in samples], text=list(texts), padding=True, padding_side="left",
             return_tensors="pt",
         )  # fmt: skip
         tensors = {k: v.to(self.device) for k, v in inputs.items()}
@@ -240,6 +240,13 @@ class VLM:
         """Text of generated ids up to the stop token, and whether there was one."""
         end = next((i for i, token in enumerate(ids) if token in self.stop_ids), None)
         return self.tokenizer.decode(list(ids)[:end], skip_special_tokens=True), end is not None
+
+
+def _rgb(sample: Sample) -> Image.Image:
+    try:
+        return sample.image.convert("RGB")
+    except (OSError, SyntaxError) as error:  # PIL reads lazily: a truncated file shows only now
+        raise ValueError(f"The image of sample {sample.id} cannot be read ({error}). Fetch it again.") from error
 
 
 def _repeat_features(features, copies: int, tokens: list[int]):

@@ -71,10 +71,15 @@ class Recipe:
     tower_hidden: int = 128
     tower_heads: int = 4
     seed: int = 0
-    backbone_steps: int = 4000
+    backbone_steps: int = 3000
     easy_steps: int = 200  # the first backbone steps: one to three things a scene
     sparse_steps: int = 500  # the first backbone steps: one visible image token a thing, no background
     caption_steps: int = 1000  # expression and box side by side; then the chat format
+    # From this backbone step on, every head that looks at the picture costs a little (times the square root of its
+    # mean attention there, so two heads sharing a job cost more than one). Idle heads of large models park their
+    # attention on the first token; without a reason to, those of a small one spread it over the image.
+    thrift_step: int = 1500
+    thrift: float = 0.04
     tower_steps: int = 900
     tune_steps: int = 2200
     release_at: float = 0.6  # share of `tune` after which the tower learns too
@@ -82,7 +87,8 @@ class Recipe:
     questions_per_scene: int = 10
     muon_lr: float = 0.01
     adam_lr: float = 2e-3
-    head_dropout: float = 0.1
+    head_dropout: float = 0.1  # share of heads dropped per sequence, reached slowly after the captions
+    late_head_dropout: float = 0.02  # and from thrift_step on
     code_noise: float = 0.15
 
 
@@ -250,7 +256,7 @@ class Packer:
                 "weight": torch.from_numpy(weight)}  # fmt: skip
 
 
-_PACK: dict[str, torch.Tensor] = {}
+_PACK: dict = {}
 
 
 def _packed_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
@@ -259,7 +265,11 @@ def _packed_attention(module, query, key, value, attention_mask, scaling=None, d
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     logits = (query * scaling) @ key.transpose(2, 3)
     if "bias" in _PACK and hasattr(module, "layer_idx"):
-        out = (logits + _PACK["bias"]).softmax(-1).to(value.dtype) @ value
+        weights = (logits + _PACK["bias"]).softmax(-1)
+        if "looks" in _PACK:  # each head's mean attention from the text behind the image to the image
+            start, end = _PACK["image"]
+            _PACK["looks"].append(weights[:, :, end + 1 :, start:end].sum(-1).mean((0, 2)))
+        out = weights.to(value.dtype) @ value
         out = out * _PACK["gate"][:, module.layer_idx, :, None, None].to(out.dtype)
     else:
         out = logits.softmax(-1).to(value.dtype) @ value
@@ -368,12 +378,16 @@ class Stage:
 # ---------------------------------------------------------------- the three stages
 
 
-def _reply_loss(model, batch: dict, features: torch.Tensor, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weighted cross-entropy of the reply, and hits [coordinates] (within 4 px, teacher forced)."""
+def _reply_loss(
+    model, batch: dict, features: torch.Tensor, gate: torch.Tensor, thrift: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Weighted cross-entropy of the reply (plus the cost of looking), and hits [replies, 4] (within 4 px, teacher
+    forced)."""
     embeds = model.get_input_embeddings()(batch["ids"])
     start = len(batch["before"])
     embeds = torch.cat([embeds[:, :start], features.to(embeds.dtype), embeds[:, start + ROWS * COLS :]], 1)
-    _PACK.update(bias=batch["bias"], gate=gate)
+    looks: list[torch.Tensor] = []
+    _PACK.update(bias=batch["bias"], gate=gate, image=(start, start + ROWS * COLS), looks=looks)
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model.language_model(inputs_embeds=embeds, position_ids=batch["pos"], use_cache=False)[0]
     _PACK.clear()
@@ -381,6 +395,7 @@ def _reply_loss(model, batch: dict, features: torch.Tensor, gate: torch.Tensor) 
     target, weight = batch["ids"][:, 1:][wanted], batch["weight"][:, 1:][wanted]
     logits = hidden[:, :-1][wanted].float() @ model.get_input_embeddings().weight.T
     loss = (F.cross_entropy(logits, target, reduction="none") * weight).sum() / weight.sum()
+    loss = loss + thrift * (torch.stack(looks).float() + 1e-4).sqrt().sum()
     number = weight == 1
     value = batch["values"]
     hit = (value[logits[number].argmax(-1)] - value[target[number]]).abs() <= 4
@@ -439,8 +454,10 @@ def train_backbone(recipe: Recipe, work: Path) -> None:
         keep = min(1.0, max(0.0, step / recipe.sparse_steps - 1))
         worlds, batch = build("train", step, not caption, kinds, keep, easy=step < recipe.easy_steps)
         p = recipe.head_dropout * min(1.0, max(0.0, step / recipe.caption_steps - 1))
+        p = recipe.late_head_dropout if step >= recipe.thrift_step else p
         gate = _gate(recipe, len(worlds), p, (recipe.seed, step))
-        return _reply_loss(model, batch, features(worlds, step), gate)[0]
+        thrift = recipe.thrift * (step >= recipe.thrift_step)
+        return _reply_loss(model, batch, features(worlds, step), gate, thrift)[0]
 
     def report(step: int) -> str:
         keep = min(1.0, max(0.0, step / recipe.sparse_steps - 1))
@@ -523,8 +540,8 @@ def train_tune(recipe: Recipe, work: Path) -> None:
 
     def loss_of(step: int) -> torch.Tensor:
         worlds, batch = build("train", 10**5 + step, True, MIX)
-        gate = _gate(recipe, len(worlds), recipe.head_dropout, (recipe.seed, 10**5 + step))
-        return _reply_loss(model, batch, features(worlds, step >= released), gate)[0]
+        gate = _gate(recipe, len(worlds), recipe.late_head_dropout, (recipe.seed, 10**5 + step))
+        return _reply_loss(model, batch, features(worlds, step >= released), gate, recipe.thrift)[0]
 
     def report(step: int) -> str:
         worlds, batch = build("dev", 0, True, MIX, count=32)

@@ -53,14 +53,18 @@ Size = tuple[int, int]  # (width, height) in pixels
 
 def to_frame(box: Box, frame: Frame, original: Size, resized: Size) -> Box:
     """A box as the model writes it: pixels of the resized image, or thousandths of each side."""
-    width, height = resized if frame == "resized" else (1000, 1000)
+    width, height = _written_size(frame, resized)
     return box.scaled(width / original[0], height / original[1])
 
 
 def from_frame(box: Box, frame: Frame, original: Size, resized: Size) -> Box:
     """Inverse of `to_frame`: back to pixels of the original image."""
-    width, height = resized if frame == "resized" else (1000, 1000)
+    width, height = _written_size(frame, resized)
     return box.scaled(original[0] / width, original[1] / height)
+
+
+def _written_size(frame: Frame, resized: Size) -> Size:
+    return {"resized": resized, "permille": (1000, 1000)}[frame]
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ _OPENINGS = {
     "bbox_2d": re.compile(r'"bbox_2d"\s*:\s*\[\s*\[?([^\[\]]*)(\])?'),
     "box tag": re.compile(r"\[\s*\[([^\[\]]*)(\]\s*\]?)?"),
 }
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 
 
 def read_box(text: str, style: str, frame: Frame, original: Size, resized: Size, finished: bool = True) -> Reply:
@@ -106,11 +110,12 @@ def read_box(text: str, style: str, frame: Frame, original: Size, resized: Size,
     if len(parts) != 4 or not all(_NUMBER.fullmatch(part) for part in parts):
         return Reply(text, None, "malformed")
     written = Box(*map(float, parts))
-    if not all(map(math.isfinite, written)):
+    box = from_frame(written, frame, original, resized)
+    if not all(map(math.isfinite, (*written, *box))):
         return Reply(text, None, "malformed")
-    if written.x1 <= written.x0 or written.y1 <= written.y0:
+    if box.x1 <= box.x0 or box.y1 <= box.y0:
         return Reply(text, None, "degenerate")
-    return Reply(text, from_frame(written, frame, original, resized))
+    return Reply(text, box)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,22 +134,19 @@ class TokenGrid:
     @classmethod
     def regular(cls, rows: int, cols: int, image: Size) -> TokenGrid:
         """Row-major grid over the whole image (Qwen: `image_grid_thw` divided by the merge size)."""
-        return cls(_cells(rows, cols, Box(0, 0, *image)), rows, cols, np.arange(rows * cols).reshape(rows, cols))
+        return cls(_cells(rows, cols, image), rows, cols, np.arange(rows * cols).reshape(rows, cols))
 
     @classmethod
     def tiled(cls, tile_rows: int, tile_cols: int, side: int, image: Size) -> TokenGrid:
         """`side` x `side` tokens a tile, tiles row-major; the thumbnail comes last if there are several tiles."""
-        width, height = image[0] / tile_cols, image[1] / tile_rows
-        boxes = [
-            Box(c * width, r * height, (c + 1) * width, (r + 1) * height)
-            for r in range(tile_rows)
-            for c in range(tile_cols)
-        ]
-        order = np.arange(len(boxes) * side * side).reshape(tile_rows, tile_cols, side, side)
-        order = order.transpose(0, 2, 1, 3).reshape(tile_rows * side, tile_cols * side)
-        if len(boxes) > 1:
-            boxes.append(Box(0, 0, *image))
-        return cls(np.concatenate([_cells(side, side, b) for b in boxes]), *order.shape, order)
+        rows, cols = tile_rows * side, tile_cols * side
+        order = np.arange(rows * cols).reshape(tile_rows, tile_cols, side, side)
+        order = order.transpose(0, 2, 1, 3).reshape(rows, cols)
+        cells = np.empty((rows * cols, 4))
+        cells[order.ravel()] = _cells(rows, cols, image)
+        if tile_rows * tile_cols > 1:
+            cells = np.concatenate([cells, _cells(side, side, image)])
+        return cls(cells, rows, cols, order)
 
     def __len__(self) -> int:
         return len(self.cells)
@@ -165,6 +167,9 @@ class TokenGrid:
 
     def tokens_of(self, mask: np.ndarray) -> np.ndarray:
         """Image tokens whose cell contains a pixel of the mask, bool [V]. `mask`: bool [height, width]."""
+        height, width = np.shape(mask)
+        if (width, height) != (self.cells[:, 2].max(), self.cells[:, 3].max()):
+            raise ValueError(f"A mask of {width} x {height} pixels is not of this image.")
         rows, cols = np.nonzero(mask)
         if not rows.size:
             raise ValueError("The referent's mask is empty.")
@@ -176,9 +181,10 @@ class TokenGrid:
         return np.asarray(values)[self.order]
 
 
-def _cells(rows: int, cols: int, area: Box) -> np.ndarray:
-    x = np.linspace(area.x0, area.x1, cols + 1)
-    y = np.linspace(area.y0, area.y1, rows + 1)
+def _cells(rows: int, cols: int, image: Size) -> np.ndarray:
+    # Multiplied before divided: an edge that falls on a whole pixel is that pixel, not 1e-14 beside it.
+    x = np.arange(cols + 1) * image[0] / cols
+    y = np.arange(rows + 1) * image[1] / rows
     left, top = np.meshgrid(x[:-1], y[:-1])
     right, bottom = np.meshgrid(x[1:], y[1:])
     return np.stack([left, top, right, bottom], -1).reshape(-1, 4)

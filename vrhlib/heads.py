@@ -8,6 +8,7 @@ attention. A `HeadSet` carries the (layers, heads) grid of its model, so that tw
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class HeadSet:
     name: str = "heads"
 
     def __post_init__(self):
-        object.__setattr__(self, "heads", tuple(Head(int(layer), int(head)) for layer, head in self.heads))
+        object.__setattr__(self, "heads", tuple(Head(*map(operator.index, h)) for h in self.heads))
         object.__setattr__(self, "grid", (int(self.grid[0]), int(self.grid[1])))
         layers, per_layer = self.grid
         for head in self.heads:
@@ -118,7 +119,7 @@ class HeadSet:
         """
         rng = np.random.default_rng([seed, 0x5EED])
         free = [Head(*map(int, h)) for h in np.argwhere(~self.mask())]
-        if n > len(free):
+        if not 0 <= n <= len(free):
             raise ValueError(
                 f"Asked for {n} control heads, but only {len(free)} of {self.grid[0] * self.grid[1]} lie outside "
                 f"{self.name} ({len(self)} heads). Use a smaller k."
@@ -127,10 +128,13 @@ class HeadSet:
         if layer_matched:
             if n > len(self):
                 raise ValueError(f"Layer matching follows the {len(self)} heads of {self.name}; asked for {n}.")
-            order = [
-                order.pop(min(range(len(order)), key=lambda i: abs(order[i].layer - head.layer)))
-                for head in self.heads[:n]
-            ]
+            found: dict[Head, Head] = {}
+            for near in (0, self.grid[0]):  # own layer first, so that a crowded layer takes only leftovers
+                for head in self.heads[: len(free)]:
+                    apart = [abs(other.layer - head.layer) for other in order]
+                    if head not in found and order and min(apart) <= near:
+                        found[head] = order.pop(int(np.argmin(apart)))
+            order = [found[head] for head in self.heads[:n]]
         kind = "layer-matched" if layer_matched else "random"
         return HeadSet(tuple(order[:n]), self.grid, f"{kind} {seed}")
 
@@ -191,26 +195,34 @@ class HeadScores:
         """Write the top k heads and all scores as JSON, with `facts` and a manifest."""
         value = self.top(k).to_json() | {
             "model": self.model, "scoring": self.scoring, "n": self.n,
-            "scores": self.values.round(7).tolist(), "manifest": store.manifest(**facts),
+            "scores": self.values.tolist(), "manifest": store.manifest(**facts),
         }  # fmt: skip
         return store.write_atomic(path, json.dumps(value) + "\n")
 
 
 def load_heads(path: Path) -> HeadSet:
     """Read a detected list. Raises FileNotFoundError or ValueError with the next step."""
+    return _load(path, HeadSet.from_json)
+
+
+def _load(path: Path, make):
     try:
-        return HeadSet.from_json(json.loads(Path(path).read_text()))
+        return make(json.loads(Path(path).read_text()))
     except FileNotFoundError:
         raise FileNotFoundError(f"No heads at {path} yet. Run notebooks/01_detect.ipynb for that model.") from None
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a head list ({error!r}). Delete it and rerun 01_detect.") from error
 
 
 def load_scores(path: Path) -> HeadScores:
     """Read the scores that stand beside a detected list."""
-    load_heads(path)
-    value = json.loads(Path(path).read_text())
-    return HeadScores(np.array(value["scores"]), value["scoring"], value["model"], value["n"])
+
+    def make(value: dict) -> HeadScores:
+        scores = HeadScores(np.array(value["scores"]), value["scoring"], value["model"], value["n"])
+        HeadSet.from_json(value).on(scores.grid)
+        return scores
+
+    return _load(path, make)
 
 
 def overlap_matrix(sets: Iterable[HeadSet]) -> np.ndarray:

@@ -42,13 +42,16 @@ class Sample:
         if self.box is not None:
             width, height = self.image.size
             x0, y0, x1, y1 = self.box
-            if not (0 <= x0 < x1 <= width + 1 and 0 <= y0 < y1 <= height + 1):
+            if not (0 <= x0 < x1 <= width + 1 and 0 <= y0 < y1 <= height + 1 and x0 < width and y0 < height):
                 raise ValueError(f"Sample {self.id}: {self.box} is not a box inside an image of {width} x {height}.")
+
+        if self.mask is not None and self.mask.shape != self.image.size[::-1]:
+            raise ValueError(f"Sample {self.id}: a mask of {self.mask.shape} for an image of {self.image.size}.")
 
     @property
     def fingerprint(self) -> str:
         """Changes when anything that determines a reply changes: the run key is built from it."""
-        return store.digest([self.id, self.image_key, self.text, self.box])
+        return store.digest([self.id, self.image_key, self.text, self.box and [*map(float, self.box)]])
 
 
 class Samples(Sequence[Sample]):
@@ -119,9 +122,13 @@ def _scene_pairs(split: str, n: int, seed: int) -> Iterator[Sample]:
 
 
 def _scene(split: str, seed: int, i: int) -> tuple[scenes.Scene, np.random.Generator]:
-    key = (_SCENE_SPLITS[split], seed, i)
-    rng = np.random.default_rng((*key, 2))
-    return scenes.scene(key, int(rng.integers(4, 9))), rng
+    for again in range(100):  # a scene that cannot name two of its things (one in a million) is drawn again
+        key = (_SCENE_SPLITS[split], seed, i, again)[: 4 if again else 3]
+        rng = np.random.default_rng((*key, 2))
+        drawn = scenes.scene(key, int(rng.integers(4, 9)))
+        if len({e.referent for e in scenes.expressions(drawn)}) > 1:
+            return drawn, rng
+    raise AssertionError(f"No scene of {key} names two things.")
 
 
 def _scene_sample(name: str, drawn: scenes.Scene, named: scenes.Expression) -> Sample:
@@ -161,6 +168,8 @@ def grounding(benchmark: str, split: str, n: int, seed: int = 0) -> Samples:
     _lookup("split", split, known.splits)
     if n < 1:
         raise ValueError(f"n={n}: {benchmark} {split} would be empty. Ask for n >= 1.")
+    if seed < 0:
+        raise ValueError(f"seed={seed}: a seed is 0 or more.")
     return Samples(benchmark, split, list(known.draw(split, n, seed)))
 
 

@@ -35,7 +35,8 @@ class Accuracy:
     def interval(self) -> tuple[float, float]:
         """95 % Wilson interval in percent (Wilson 1927): sensible at 0 and 100, where ± is not."""
         low, high = proportion_confint(self.correct, self.n, method="wilson")
-        return 100 * float(low), 100 * float(high)
+        p = self.correct / self.n  # rounding can leave a bound 1e-16 on the wrong side of it
+        return 100 * max(0.0, min(float(low), p)), 100 * min(1.0, max(float(high), p))
 
     def __str__(self) -> str:
         return f"{self.mean:.1f} ± {self.stderr:.1f} (n={self.n})"
@@ -59,6 +60,10 @@ def paired_difference(a: Sequence[bool], b: Sequence[bool], seed: int = 0) -> Es
 
     Samples are resampled in pairs: conditions answer the same questions, so most of the noise cancels.
     """
+    if not len(a) == len(b) > 0:
+        raise ValueError(
+            f"{len(a)} and {len(b)} answers are no pairs: both must answer the same samples, at least one."
+        )
     difference = 100.0 * (np.asarray(a, dtype=float) - np.asarray(b, dtype=float))
     mean = float(difference.mean())
     if np.ptp(difference) == 0:  # every sample moved alike; there is nothing to resample
@@ -72,5 +77,7 @@ def over_seeds(values: Sequence[float]) -> Estimate:
     values = np.asarray(values, dtype=float)
     if values.size < 2:
         raise ValueError(f"{values.size} seed has no spread; use at least two (five is the rule here).")
+    if not np.isfinite(values).all():
+        raise ValueError(f"{values} has a seed without a result.")
     half = t.ppf(0.975, values.size - 1) * values.std(ddof=1) / math.sqrt(values.size)
     return Estimate(float(values.mean()), float(values.mean() - half), float(values.mean() + half), values.size)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -62,11 +62,13 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True) if os.access(path.parent, os.W_OK) else None
         raise OSError(
             f"Cannot write {path}: {error.strerror}. Make {path.parent} a writable folder, or set VRHLIB_ROOT to a "
             "writable copy of this repository. Finished samples are kept and will be reused."
         ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)  # gone already if all went well
     return path
 
 
@@ -179,7 +181,13 @@ class Run:
 
     @property
     def digest(self) -> str:
-        return digest({**asdict(self), "versions": versions()})
+        return digest({**asdict(self), "versions": versions(), "code": _code()})
+
+
+@functools.cache
+def _code() -> list[str]:
+    """Digests of the files that decide a stored result: an edit there must not be served yesterday's numbers."""
+    return [file_digest(Path(__file__).with_name(f"{m}.py")) for m in ("boxes", "vlm", "attention", "scoring")]
 
 
 class CorruptRun(ValueError):
@@ -202,20 +210,25 @@ class Results:
     def add(self, sample_id: str, record: dict) -> None:
         if sample_id in self.records:
             raise ValueError(f"Sample {sample_id!r} was already stored in {self.path.name}; sample ids must be unique.")
+        if "id" in record:
+            raise ValueError(f"A record of {sample_id!r} has a field 'id'; that name is the sample's own.")
         line = json.dumps({"id": sample_id, **record}, allow_nan=False) + "\n"
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line)
-        self.records[sample_id] = record
+        self.records[sample_id] = json.loads(line)  # as a later session will read it
+        del self.records[sample_id]["id"]
 
     def _read(self) -> None:
         if not self.path.exists():
             return
         data = self.path.read_bytes()
-        whole, _, tail = data.rpartition(b"\n")
-        for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
+        whole, end, tail = data.rpartition(b"\n")
+        for number, line in enumerate(whole.split(b"\n") if end else [], 1):
             try:
                 record = json.loads(line)
                 key = record.pop("id")
+                if not isinstance(key, str):
+                    raise TypeError(f"id {key!r}")
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise CorruptRun(
                     f"{self.path}, line {number} is not a stored record ({error}). Delete that line to recompute "
@@ -255,15 +268,23 @@ def open_run(run: Run, profile: str) -> Iterator[Results]:
         try:
             yield results
         finally:
-            if len(results) > before or not path.with_suffix(".json").exists():
+            if len(results) > before or _told(path).get("samples") != len(results):
                 _write_run_manifest(run, results, len(results) - before, time.perf_counter() - began)
     finally:
         lock.release()
 
 
+def _told(path: Path) -> dict:
+    """The run's manifest so far; empty if there is none to read."""
+    try:
+        return json.loads(path.with_suffix(".json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
 def _write_run_manifest(run: Run, results: Results, new: int, seconds: float) -> None:
     path = results.path.with_suffix(".json")
-    earlier = json.loads(path.read_text()).get("seconds", 0.0) if path.exists() else 0.0
+    earlier = _told(path).get("seconds", 0.0)
     facts = asdict(run) | {"samples": len(results)}  # the ids stand in the lines
     done = len(results) == len(run.samples)
     text = json.dumps(manifest(**facts, complete=done, seconds=round(earlier + seconds, 2), new=new), indent=1)

@@ -181,9 +181,13 @@ class VLM:
         """The box of a reply in original pixels, or the reason why there is none."""
         return read_box(text, self.family.style, self.family.frame, original, resized, finished)
 
+    def question(self, expression: str) -> str:
+        """The prompt with the expression in it; other braces stay as they are."""
+        return self.prompt.replace("{expression}", expression)
+
     def chat(self, expression: str) -> tuple[str, range]:
         """Prompt in the model's chat template (one image placeholder), and where the expression stands in it."""
-        content = self.prompt.format(expression=expression)
+        content = self.question(expression)
         message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": content}]}
         text = self.processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
         start = text.rindex(content) + self.prompt.index("{expression}")

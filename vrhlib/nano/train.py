@@ -5,14 +5,20 @@ some object and stays there. Three stages break that plateau (CPU, seeded, resum
 
     backbone  the language stack alone. Image tokens are *codes*: fixed vectors that say which colour,
               shape, size and box the thing under the token has. Several expressions share one scene,
-              each seeing only the image and itself; loss on the reply. First the expression runs
-              straight into its box (grounded captioning), then in the chat format.
+              each seeing only the image and itself; loss on the reply. At first one image token a thing
+              is visible and the expression runs straight into its box (grounded captioning); then all
+              tokens, and the chat format. Halfway, looking at the picture starts to cost a little.
     tower     the vision tower alone, dense: every image token regresses the code of its thing.
     tune      both together on pictures. The tower is frozen at first and released at the end.
 
 Because both sides were built against the same codes, the tower plugs into the backbone without a
 separate alignment stage. Muon on the matrices, AdamW on embeddings, norms and biases; heads are
 dropped per sequence, so that no single head holds the reply's syntax.
+
+The cost of looking is a choice that shapes the result: without it half of the attention on a referent came
+from heads that look everywhere, and cutting the top six of 64 heads took accuracy from 70 % only to 40 %.
+It says nothing about where to look. That the heads which do look are few is therefore partly made by training,
+here; in large models it is found.
 """
 
 from __future__ import annotations
@@ -81,7 +87,7 @@ class Recipe:
     thrift_step: int = 1500
     thrift: float = 0.04
     tower_steps: int = 900
-    tune_steps: int = 2200
+    tune_steps: int = 1000
     release_at: float = 0.6  # share of `tune` after which the tower learns too
     scenes_per_step: int = 8
     questions_per_scene: int = 10
@@ -612,9 +618,10 @@ def main() -> None:
     parser.add_argument("model", choices=RECIPES)
     parser.add_argument("--stage", choices=STAGES, help="one stage only; backbone and tower can run side by side")
     parser.add_argument("--work", type=Path, default=Path("data/runs/training"), help="checkpoints, to resume from")
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="where the model folder goes (default: data/nano/MODEL)")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     recipe, work = RECIPES[args.model], args.work / args.model
     work.mkdir(parents=True, exist_ok=True)
     for name, stage in STAGES.items():

@@ -48,7 +48,8 @@ CLASSES = ("qwen2.5-vl", "qwen3-vl", "internvl3", "internvl3.5")
 
 def template(image: str) -> str:
     return (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
         "{% for c in m['content'] %}{% if c['type'] == 'image' %}"
         + image
         + "{% else %}{{ c['text'] }}{% endif %}{% endfor %}"

@@ -15,6 +15,7 @@ model is the stock one again, also after an exception.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -66,7 +67,7 @@ class Ablation:
 
     def describe(self) -> dict:
         """For run keys: everything that determines the effect."""
-        means = None if self.means is None else [round(float(v), 6) for v in self.means.double().sum((1, 2))]
+        means = None if self.means is None else hashlib.sha256(self.means.float().numpy().tobytes()).hexdigest()[:16]
         return {"heads": [str(h) for h in self.heads], "kind": self.kind, "phase": self.phase, "means": means}
 
 
@@ -272,8 +273,12 @@ def _plan(vlm: VLM, conditions, prompt_length: int | None, **more) -> _Plan:
         raise ValueError("Phase 'decode' starts where the prompt ends: give prompt_length.")
     start = torch.tensor([prompt_length if a is not None and a.phase == "decode" else 0 for a in rows])
     means = None
-    if shapes := [a.means.shape for a in rows if a is not None and a.means is not None]:
-        means = torch.stack([torch.zeros(shapes[0]) if a is None or a.means is None else a.means for a in rows])
+    if any(a is not None and a.means is not None for a in rows):
+        none = torch.zeros(*vlm.grid, vlm.layers[0].self_attn.head_dim)
+        given = [none if a is None or a.means is None else a.means for a in rows]
+        if wrong := {tuple(m.shape) for m in given} - {tuple(none.shape)}:
+            raise ValueError(f"{vlm.name} needs means of shape {tuple(none.shape)}, not {wrong}.")
+        means = torch.stack(given)
     batch = None if single else len(rows)
     return _Plan(batch, vlm.grid[0], codes=_codes(vlm, rows), start=start, means=means, **more)
 
@@ -351,26 +356,21 @@ def generate(vlm: VLM, batch: Batch, conditions: Sequence[Ablation | None] = (No
 def _generate_after_shared_prefill(vlm: VLM, batch: Batch, rows: list, settings: dict) -> torch.Tensor:
     copies = len(rows) // len(batch)
     inputs = vlm.inputs(batch)
-    mask = inputs["attention_mask"]
-    # InternVL counts padding in a bare forward but not in generate; say which positions are meant.
-    positions = {} if "mm_token_type_ids" in inputs else {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
-    prefill = vlm.model(**inputs, **positions, use_cache=True, logits_to_keep=1)
-    cache = prefill.cache
-    cache.batch_repeat_interleave(copies)
-    first = prefill.logits[:, -1:].argmax(-1)
-    more = {"input_ids": torch.cat([inputs["input_ids"], first], 1), "attention_mask": _one_more(mask, 1)}
-    if "mm_token_type_ids" in inputs:
-        more["mm_token_type_ids"] = _one_more(inputs["mm_token_type_ids"], 0)
-    if "image_grid_thw" in inputs:
-        more["image_grid_thw"] = inputs["image_grid_thw"]
+    begun = vlm.model.generate(**inputs, **settings | {"max_new_tokens": 1, "return_dict_in_generate": True})
+    ids = begun.sequences.repeat_interleave(copies, 0)
+    if settings["max_new_tokens"] == 1 or all(t in vlm.stop_ids for t in begun.sequences[:, -1].tolist()):
+        return ids[:, batch.length :]
+    begun.cache.batch_repeat_interleave(copies)
+    more = {k: inputs[k] for k in ("attention_mask", "mm_token_type_ids", "image_grid_thw") if k in inputs}
+    more["attention_mask"] = _one_more(more["attention_mask"], 1)
+    if "mm_token_type_ids" in more:
+        more["mm_token_type_ids"] = _one_more(more["mm_token_type_ids"], 0)
     more = {k: v.repeat_interleave(copies, 0) for k, v in more.items()}
     if getattr(vlm.model.model, "rope_deltas", None) is not None:  # Qwen keeps these from the last prefill
         vlm.model.model.rope_deltas = vlm.model.model.rope_deltas.repeat_interleave(copies, 0)
-    if settings["max_new_tokens"] == 1 or all(t in vlm.stop_ids for t in first.flatten().tolist()):
-        return more["input_ids"][:, batch.length :]
     settings = settings | {"max_new_tokens": settings["max_new_tokens"] - 1}
     with ablate(vlm, rows, batch.length):
-        return vlm.model.generate(**more, cache=cache, **settings)[:, batch.length :]
+        return vlm.model.generate(input_ids=ids, **more, cache=begun.cache, **settings)[:, batch.length :]
 
 
 def _one_more(tensor: torch.Tensor, value: int) -> torch.Tensor:
@@ -396,6 +396,8 @@ def head_means(vlm: VLM, batches: Sequence[Batch]) -> torch.Tensor:
 
     The reference of mean ablation.
     """
+    if not batches:
+        raise ValueError("No batches, no means: give head_means at least one.")
     layers, heads = vlm.grid
     sums = torch.zeros(layers, heads, vlm.layers[0].self_attn.head_dim, dtype=torch.float64)
     seen = torch.zeros(layers, dtype=torch.float64)

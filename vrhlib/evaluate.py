@@ -156,6 +156,8 @@ def two_questions(answers: pd.DataFrame, samples: Samples) -> Accuracy:
 
     A reader that ignores the question gives one box to both and scores 0 here, whatever its accuracy.
     """
+    if answers.id.duplicated().any():
+        raise ValueError("two_questions judges one condition at a time: select the rows of one first.")
     right = dict(zip(answers.id, answers.outcome == "correct"))
     by_image: dict[str, list[bool]] = {}
     for s in samples:

@@ -79,7 +79,7 @@ KEYS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 def _selection_frequency(values: np.ndarray) -> np.ndarray:
     """How often a head is among a sample's top m. The paper leaves m open: 20, or 10 % of a smaller grid."""
     flat = values.reshape(len(values), -1)
-    m = min(20, flat.shape[1] // 10)
+    m = max(1, min(20, flat.shape[1] // 10))
     order = np.argsort(-flat, axis=1, kind="stable")[:, :m]  # stable: ties by layer, then head
     return np.bincount(order.ravel(), minlength=flat.shape[1]).reshape(values.shape[1:]) / len(values)
 
@@ -123,6 +123,10 @@ def score_samples(vlm: VLM, samples: Samples, batch_size: int = 8) -> SampleScor
     The model replies greedily, then one teacher-forced pass over prompt and reply yields all rows. Raises
     ValueError if a sample has no box, or if a reply is empty (there would be no output token to score).
     """
+    if without := [s.id for s in samples if s.box is None]:
+        raise ValueError(
+            f"{len(without)} samples have no box (first: {without[0]}): attention to their referent cannot be measured."
+        )
     run = store.Run(
         task="scores", benchmark=f"{samples.benchmark} {samples.split}", kernel=KERNEL, batch_size=batch_size,
         samples=tuple(s.fingerprint for s in samples), decoding={"greedy": True, "max_new_tokens": vlm.max_new_tokens},
@@ -159,8 +163,6 @@ def _theta(vlm: VLM, batch: Batch, replies: list[list[int]]) -> list[dict]:
     inside = torch.zeros(len(batch), 1, 1, total, device=vlm.device)
     rows: list[dict[str, np.ndarray]] = []
     for b, (sample, reply) in enumerate(zip(batch.samples, replies)):
-        if sample.box is None:
-            raise ValueError(f"Sample {sample.id} has no box: attention to its referent cannot be measured.")
         inside[b, ..., batch.image_columns[b][batch.grids[b].tokens_in(sample.box)]] = 1
         seed = int(store.digest(sample.id)[:8], 16)
         tokens = Tokens(batch.length, len(reply), batch.expression_columns[b], np.random.default_rng(seed))

@@ -284,9 +284,7 @@ def load_vlm(
     weights are missing or of another shape, or the wiring check fails.
     """
     pin = MODELS.get(str(name)) or _unlisted(str(name))
-    source, local = pin.source, (store.ROOT / pin.source).exists() or Path(pin.source).exists()
-    if local:
-        source = str(store.ROOT / pin.source) if (store.ROOT / pin.source).exists() else pin.source
+    source, local = _locate(name, pin)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
     where = {"revision": pin.revision} if not local else {}
@@ -295,7 +293,8 @@ def load_vlm(
         raise ValueError(f"{name} is a {config.model_type!r}; known families: {', '.join(FAMILIES)}. Add a row there.")
     model, info = _explained(
         name, source, AutoModelForImageTextToText.from_pretrained, source, dtype=dtype, use_safetensors=True,
-        trust_remote_code=False, attn_implementation="sdpa", output_loading_info=True, **where,
+        trust_remote_code=False, attn_implementation="sdpa", output_loading_info=True,
+        ignore_mismatched_sizes=True, **where,
     )  # fmt: skip
     broken = {k: sorted(map(str, v))[:3] for k, v in info.items() if v and k != "error_msgs"}
     if broken:
@@ -306,11 +305,24 @@ def load_vlm(
         raise ValueError(f"The prompt needs {{expression}} once, got {prompt!r}.")
     revision = pin.revision or (_folder_digest(Path(source)) if local else "unpinned")
     vlm = VLM(
-        str(name), model.to(device).eval(), load_processor(source, **where), family, prompt,
+        str(name), model.to(device).eval(), _explained(name, source, load_processor, source, **where), family, prompt,
         pin.max_new_tokens, revision, pin.profile,
     )  # fmt: skip
     vlm.wiring = prove_wiring(vlm)
     return vlm
+
+
+def _locate(name: str | Path, pin: Pin) -> tuple[str, bool]:
+    """Where the files are, and whether that is a folder. A shipped model is never looked for on the Hub."""
+    for folder in (store.ROOT / pin.source, Path(pin.source)):
+        if folder.is_dir():
+            return str(folder), True
+    if str(name) in MODELS and pin.profile == "nano":
+        raise OSError(
+            f"{name} is shipped in {pin.source}, but {store.ROOT / pin.source} is gone. Restore it with "
+            f"`git checkout -- {pin.source}`."
+        )
+    return pin.source, False
 
 
 def _unlisted(name: str) -> Pin:
@@ -322,19 +334,22 @@ def _unlisted(name: str) -> Pin:
 
 
 def _explained(name, source: str, load: Callable, *args, **kwargs):
+    """Call a loader; whatever it raises (transformers has many ways) becomes one line with the next step."""
     try:
         return load(*args, **kwargs)
-    except (OSError, RuntimeError, ValueError) as error:
-        what = str(error).strip().splitlines()[0][:300]
+    except Exception as error:
+        what = " ".join(str(error).split())[:300] or type(error).__name__
         folder = Path(source)
         if folder.is_dir():
-            wanted = ("config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json")
-            missing = [f for f in wanted if not (folder / f).exists() and not list(folder.glob("*.index.json"))]
+            wanted = ["config.json", "tokenizer.json", "preprocessor_config.json"]
+            wanted += [] if list(folder.glob("*.safetensors.index.json")) else ["model.safetensors"]
+            missing = [f for f in wanted if not (folder / f).exists()]
             hint = f"missing: {', '.join(missing)}; " if missing else ""
             step = f"{hint}restore the folder with `git checkout -- {folder}` or copy the files of one revision there"
         else:
             step = "check the name, the network, or download it once (HF_HOME, HF_HUB_OFFLINE=1 uses what is there)"
-        raise type(error)(f"Cannot load {name} from {source}: {what} Next: {step}.") from error
+        kind = OSError if isinstance(error, OSError) else ValueError
+        raise kind(f"Cannot load {name} from {source}: {what} Next: {step}.") from error
 
 
 def _folder_digest(folder: Path) -> str:
@@ -380,8 +395,9 @@ def prove_wiring(vlm: VLM) -> dict:
     """Check on one grey picture, with hooks only (independent of `attention`), what every result rests on.
 
     Every layer's `o_proj` reads heads x head_dim columns; cutting all heads of a layer changes the
-    logits, for each layer; the image reaches the answer; and changing the picture in one place changes
-    the image tokens that look there more than those that do not. Returns the measured effects.
+    logits, for each layer; the image reaches the answer; and painting the place where one image token
+    looks moves that token more than the others, top right and bottom left, so that a transposed or
+    mirrored grid is noticed. Returns the measured effects.
     """
     size = (192, 160)
     grey = Image.new("RGB", size, (128, 128, 128))
@@ -413,17 +429,27 @@ def prove_wiring(vlm: VLM) -> dict:
         logits[i] = (run(batch.tensors, cut=i) - plain).abs().max().item()
     if dead := [i for i, effect in logits.items() if not effect > 0]:
         raise WiringError(f"{vlm.name}: cutting all heads of layers {dead} leaves the logits as they were.")
-    corner = grey.copy()
-    corner.paste((255, 0, 0), (0, 0, size[0] // 8, size[1] // 8))
-    other = vlm.prepare([Sample("wiring", corner, "corner", "the circle")])
-    moved = [_features(vlm, b) for b in (batch, other)]
-    shift = (moved[0] - moved[1]).float().norm(dim=-1).cpu().numpy()
-    near = batch.grids[0].tokens_in(Box(0, 0, size[0] / 8, size[1] / 8))
-    if not shift[near].max() > shift[~near].mean():
-        raise WiringError(f"{vlm.name}: painting the top left corner does not move the image tokens that look there.")
-    if not (run(other.tensors) - plain).abs().max() > 0:
-        raise WiringError(f"{vlm.name}: the picture does not reach the answer.")
-    return {"layer_effect": logits, "corner_shift": (float(shift[near].max()), float(shift[~near].mean()))}
+    shifts = {}
+    for corner, (row, col) in {"top right": (0, -1), "bottom left": (-1, 0)}.items():
+        x0, y0, x1, y1 = batch.grids[0].cells[batch.grids[0].order[row, col]]
+        inner = Box(0.9 * x0 + 0.1 * x1, 0.9 * y0 + 0.1 * y1, 0.1 * x0 + 0.9 * x1, 0.1 * y0 + 0.9 * y1)
+        painted = grey.copy()
+        painted.paste((255, 0, 0), tuple(map(round, inner)))
+        other = vlm.prepare([Sample("wiring", painted, corner, "the circle")])
+        shift = (_features(vlm, batch) - _features(vlm, other)).float().norm(dim=-1).cpu().numpy()
+        near = batch.grids[0].tokens_in(inner)
+        tiles = np.isin(np.arange(len(near)), batch.grids[0].order)
+        for part in (tiles, ~tiles):  # a thumbnail's tokens on their own: it sees the same place again
+            if part.any() and (~near & part).any():
+                shifts[corner] = float(shift[near & part].mean()), float(shift[~near & part].mean())
+                if not shifts[corner][0] > shifts[corner][1]:
+                    raise WiringError(
+                        f"{vlm.name}: painting the {corner} of a picture moves other image tokens more than those that "
+                        f"look there ({shifts[corner][0]:.3g} against {shifts[corner][1]:.3g})."
+                    )
+        if not (run(other.tensors) - plain).abs().max() > 0:
+            raise WiringError(f"{vlm.name}: the picture does not reach the answer.")
+    return {"layer_effect": logits, "painted_shift": shifts}
 
 
 def _features(vlm: VLM, batch: Batch) -> torch.Tensor:

@@ -8,10 +8,10 @@ picture, and every *referring expression* of four kinds that singles out one of 
     position    the leftmost circle           (among several circles)
     relation    the circle above the red ring (among several circles, one of which is above it)
 
-An expression is kept only if it is true of exactly one thing. The thing it names wins by `MARGIN` pixels: the
-next leftmost thing is that far behind, the thing above the ring that far above it. (A rival of a relation only
-has to fail it, by however little: 12 % of relations have one within 4 pixels of passing.) Boxes are half-open pixel ranges
-(x0, y0, x1, y1): the mask of a thing touches all four sides of its box.
+An expression is kept only if it is true of exactly one thing. The thing it names wins by `MARGIN` pixels:
+the next leftmost thing is that far behind, the thing above the ring that far above it. (A rival of a relation
+only has to fail it, by however little: 12 % of relations have one within 4 pixels of passing.) Boxes are
+half-open pixel ranges (x0, y0, x1, y1): the mask of a thing touches all four sides of its box.
 """
 
 from __future__ import annotations

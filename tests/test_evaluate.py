@@ -1,0 +1,328 @@
+"""Replies and accuracy: crafted replies for the arithmetic, real tiny models for conditions and resume."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tests import tiny
+from vrhlib import evaluate
+from vrhlib.attention import Ablation, generate
+from vrhlib.boxes import Box
+from vrhlib.evaluate import (
+    OUTCOMES,
+    UNMASKED,
+    Condition,
+    ablation_sweep,
+    accuracy,
+    replies,
+    sweep_replies,
+    two_questions,
+)
+from vrhlib.heads import Head, HeadSet
+from vrhlib.samples import Sample, Samples
+
+pytestmark = pytest.mark.usefixtures("root")
+GRID = (3, 8)
+RANKED = HeadSet(tuple(Head(*p) for p in [(1, 5), (0, 1), (2, 7), (1, 0)]), GRID, "VRH")
+
+
+@pytest.fixture
+def samples() -> Samples:
+    return Samples("noise", "test", tiny.samples((100, 60), (70, 150), (130, 70), (64, 90), (150, 80)))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Every real call of `generate`: (sample ids, number of conditions)."""
+    seen = []
+
+    def counted(vlm, batch, conditions):
+        seen.append(([s.id for s in batch.samples], len(conditions)))
+        return generate(vlm, batch, conditions)
+
+    monkeypatch.setattr(evaluate, "generate", counted)
+    return seen
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Replaces generation: `script(sample, condition)` gives the text, with a stop token unless it ends in `…`."""
+
+    def install(script):
+        def fake(vlm, batch, conditions):
+            seen = list(zip(batch.samples, batch.resized))
+            rows = [[encode(vlm, script(vlm, s, c, size)) for c in conditions] for s, size in seen]
+            width = max(len(ids) for row in rows for ids in row)
+            return np.array([[ids + [-1] * (width - len(ids)) for ids in row] for row in rows])
+
+        monkeypatch.setattr(evaluate, "generate", fake)
+
+    return install
+
+
+def encode(vlm, text: str) -> list[int]:
+    ids = vlm.tokenizer(text.removesuffix("…"), add_special_tokens=False)["input_ids"]
+    return ids if text.endswith("…") else [*ids, *vlm.stop_ids]
+
+
+def right(vlm, sample, size) -> str:
+    return vlm.write_box(sample.box, sample.image.size, size)
+
+
+def moved(vlm, sample, size, by: float) -> str:
+    """The referent's box, shifted right by a share of its width."""
+    x0, y0, x1, y1 = sample.box
+    shift = by * (x1 - x0)
+    return vlm.write_box(Box(x0 + shift, y0, x1 + shift, y1), sample.image.size, size)
+
+
+# ---------------------------------------------------------------- outcomes
+
+
+def big_samples() -> Samples:
+    """Boxes so large that rounding does not matter, on a picture that every class resizes."""
+    image = tiny.samples((150, 100))[0].image
+    boxes = [Box(14, 14, 70 + i, 90) for i in range(8)]
+    items = [Sample(f"s{i}", image, "noise", f"thing {i}", box, kind="ab"[i % 2]) for i, box in enumerate(boxes)]
+    return Samples("noise", "test", items)
+
+
+def script(vlm, sample, condition, size) -> str:
+    good, write = right(vlm, sample, size), vlm.family.written.format
+    return {
+        "s0": good, "s1": f"Here: {good} or {moved(vlm, sample, size, 0.9)}", "s2": moved(vlm, sample, size, 0.2),
+        "s3": moved(vlm, sample, size, 0.5), "s4": "I see nothing.", "s5": good.rsplit(",", 1)[0] + "…",
+        "s6": write(50, 50, 20, 60), "s7": write(1, 2, 3, 4).replace("3", "x"),
+    }[sample.id]  # fmt: skip
+
+
+def test_every_reply_has_the_outcome_a_reader_would_give_it(vlm, scripted):
+    scripted(script)
+    samples = big_samples()
+    frame = replies(vlm, samples, {UNMASKED: None})
+    columns = "model benchmark condition k seed id kind text x0 y0 x1 y1 iou outcome"
+    assert list(frame.columns) == columns.split()
+    assert frame.outcome.tolist() == ["correct"] * 3 + ["wrong box", "no box", "cut off", "degenerate", "malformed"]
+    for _, row in frame.iterrows():
+        box = Box(row.x0, row.y0, row.x1, row.y1)
+        if row.outcome in ("correct", "wrong box"):
+            referent = next(s.box for s in samples if s.id == row.id)
+            assert row.iou == pytest.approx(box.iou(referent)) and (row.iou >= 0.5) == (row.outcome == "correct")
+        else:
+            assert np.isnan(box).all() and row.iou == 0
+    assert frame.iou[0] > 0.95  # read in the frame of the resized picture
+    assert frame.kind.tolist() == ["a", "b"] * 4
+    assert frame.attrs["runs"] and accuracy(frame.outcome).correct == 3
+
+
+def test_a_swept_table_counts_like_a_loop(vlm, scripted):
+    samples = big_samples()
+
+    def limit(name, k, seed) -> int:  # samples from this one on get their scripted reply
+        return {"unmasked": 8, "VRH": 8 - 2 * k}.get(name, 8 - (k + (seed or 0)) // 2)
+
+    def worse_with_k(vlm, sample, condition, size):
+        name, *seed = condition.heads.name.split() if condition else ["unmasked"]
+        untouched = limit(name, len(condition.heads) if condition else 0, int(seed[0]) if seed else None)
+        return right(vlm, sample, size) if int(sample.id[1:]) < untouched else script(vlm, sample, condition, size)
+
+    scripted(worse_with_k)
+    groups = {"VRH": RANKED} | {f"random {s}": RANKED.controls(4, s) for s in (0, 3)}
+    table = ablation_sweep(vlm, samples, groups, [0, 1, 2, 4])
+    groups_and_ks = [(c, k) for c in ("VRH", "random", "random") for k in (1, 2, 4)]
+    assert list(zip(table.condition, table.k)) == [("unmasked", 0), *groups_and_ks]
+    assert table.seed.tolist()[4:] == [0, 0, 0, 3, 3, 3] and table.seed.isna().sum() == 4
+    for _, row in table.iterrows():
+        correct = max(3, limit(row.condition, row.k, None if pd.isna(row.seed) else row.seed))
+        assert row.accuracy == pytest.approx(100 * correct / 8) == row.correct and row.n == 8
+        assert sum(row[o] for o in OUTCOMES) == pytest.approx(100)
+        low, high = wilson(correct, 8)
+        assert (row.low, row.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def wilson(right: int, n: int) -> tuple[float, float]:
+    p, z = right / n, 1.959963984540054
+    centre, half = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return 100 * (centre - half) / (1 + z * z / n), 100 * (centre + half) / (1 + z * z / n)
+
+
+def pairs() -> Samples:
+    """The eight samples as two questions about each of four pictures."""
+    of = big_samples()
+    items = [Sample(s.id, s.image, f"picture {i // 2}", s.text, s.box, kind=s.kind) for i, s in enumerate(of)]
+    return Samples("noise", "pairs", [items[i] for i in (0, 2, 4, 6, 1, 3, 5, 7)])  # not side by side
+
+
+def test_two_questions_are_right_only_together(vlm, scripted):
+    scripted(script)  # right: s0, s1, s2; of the pictures 0: s0 s1, 1: s2 s3, 2: s4 s5, 3: s6 s7
+    got = two_questions(replies(vlm, pairs(), {UNMASKED: None}), pairs())
+    assert (got.correct, got.n) == (1, 4)
+
+
+def test_a_picture_with_one_question_is_no_two_question_test(vlm, scripted):
+    scripted(script)
+    frame = replies(vlm, pairs(), {UNMASKED: None})
+    with pytest.raises(ValueError, match="2 pictures"):
+        two_questions(frame, pairs()[:6])
+
+
+def test_two_questions_over_several_conditions_are_refused(vlm, scripted):
+    scripted(lambda vlm, s, c, size: right(vlm, s, size) if c is None else "nothing")
+    frame = replies(vlm, pairs(), named(unmasked=None, cut=Ablation(RANKED)))
+    with pytest.raises(ValueError, match="condition"):
+        two_questions(frame, pairs())
+    assert two_questions(frame[frame.condition == "unmasked"], pairs()).correct == 4
+
+
+# ---------------------------------------------------------------- real generation under conditions
+
+
+def conditions() -> dict:
+    late = Ablation(RANKED, phase="decode")
+    return named(unmasked=None, vrh=Ablation(RANKED), one=Ablation(RANKED.top(1)), late=late)
+
+
+def named(**ablations) -> dict:
+    return {Condition(name): ablation for name, ablation in ablations.items()}
+
+
+def test_replies_under_several_conditions_equal_single_generations(vlm, samples):
+    frame = replies(vlm, samples, conditions(), batch_size=3)
+    assert frame.condition.tolist() == [c.condition for c in conditions() for _ in samples]
+    for sample in samples:
+        for name, condition in conditions().items():
+            ids = generate(vlm, vlm.prepare([sample]), [condition])[0, 0].tolist()
+            text, finished = vlm.decode([i for i in ids if i >= 0])
+            row = frame[(frame.condition == name.condition) & (frame.id == sample.id)].iloc[0]
+            assert row.text == text
+            assert row.outcome == ("no box" if finished else "cut off")
+    assert frame.groupby("condition").text.agg(tuple).nunique() == 4  # every condition does something
+
+
+def test_rows_of_a_batch_are_limited(vlm, samples, calls):
+    wide = replies(vlm, samples, conditions(), batch_size=3)
+    assert calls == [(["noise-0", "noise-1", "noise-2"], 4), (["noise-3", "noise-4"], 4)]
+    calls.clear()
+    vlm.prompt = f"{vlm.prompt} "  # another run
+    replies(vlm, samples, conditions(), batch_size=3, rows=6)
+    assert [(len(ids), n) for ids, n in calls] == [(3, 2), (3, 2), (2, 3), (2, 1)]
+    calls.clear()
+    vlm.prompt = vlm.prompt[:-1]
+    pd.testing.assert_frame_equal(replies(vlm, samples, conditions(), batch_size=3), wide)
+    assert calls == []
+
+
+def test_equal_conditions_are_run_once(vlm, samples, calls):
+    renamed = HeadSet(RANKED.heads, GRID, "renamed")
+    same = named(a=Ablation(RANKED), b=Ablation(renamed), c=None, d=Ablation(RANKED))
+    frame = replies(vlm, samples, same)
+    assert calls == [([s.id for s in samples], 2)]
+    by_name = frame.groupby("condition").text.agg(tuple)
+    assert by_name["a"] == by_name["b"] == by_name["d"] != by_name["c"]
+
+
+def test_a_condition_known_from_another_sweep_is_not_run_again(vlm, samples, calls):
+    replies(vlm, samples, named(unmasked=None, vrh=Ablation(RANKED)))
+    calls.clear()
+    replies(vlm, samples, named(baseline=None, two=Ablation(RANKED.top(2)), all=Ablation(RANKED)))
+    assert calls == [([s.id for s in samples], 1)]
+
+
+def test_only_lost_lines_are_computed_again(vlm, samples, calls, root):
+    want = replies(vlm, samples, conditions(), batch_size=2)
+    calls.clear()
+    paths = sorted((root / "data/runs/nano").glob("*.jsonl"))
+    assert len(paths) == 4
+    for path in paths[:2]:  # sample 3 of two conditions is lost; a third file ends in half a line
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["id"] != "noise-3"))
+    paths[2].write_text(paths[2].read_text()[:-9])
+    got = replies(vlm, samples, conditions(), batch_size=2)
+    assert calls == [(["noise-2", "noise-3"], 2), (["noise-4"], 1)]
+    pd.testing.assert_frame_equal(got, want)
+    assert all(len(path.read_text().splitlines()) == 5 for path in paths)
+
+
+def test_an_interrupted_run_keeps_what_was_finished(vlm, samples, monkeypatch):
+    done = []
+
+    def dies_at_the_third_batch(vlm, batch, conditions):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append([s.id for s in batch.samples])
+        return generate(vlm, batch, conditions)
+
+    monkeypatch.setattr(evaluate, "generate", dies_at_the_third_batch)
+    with pytest.raises(KeyboardInterrupt):
+        replies(vlm, samples, conditions(), batch_size=2)
+    done.clear()
+    frame = replies(vlm, samples, conditions(), batch_size=2)
+    assert done == [["noise-4"]] and len(frame) == 20
+
+
+def test_different_ablations_never_share_a_file(vlm, samples):
+    means = torch.randn(*GRID, vlm.layers[0].self_attn.head_dim, generator=torch.Generator().manual_seed(0))
+    different = named(
+        zero=Ablation(RANKED), uniform=Ablation(RANKED, "uniform"), late=Ablation(RANKED, phase="decode"),
+        fewer=Ablation(RANKED.top(3)), mean=Ablation(RANKED, "mean", means=means),
+        other=Ablation(RANKED, "mean", means=means.flip(1)), none=None,
+    )  # fmt: skip
+    assert len(replies(vlm, samples[:1], different).attrs["runs"]) == 7
+
+
+def test_a_resized_pictures_frame_is_kept_with_the_reply(vlm, scripted, root):
+    """Boxes are read from stored replies with the size the model saw, also when nothing is generated."""
+    scripted(script)
+    want = replies(vlm, big_samples(), {UNMASKED: None})
+    again = replies(vlm, big_samples(), {Condition("again"): None})
+    pd.testing.assert_frame_equal(again.assign(condition="unmasked"), want)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_more_heads_than_a_group_ranks_are_refused_before_any_generation(vlm, samples, calls):
+    with pytest.raises(ValueError, match="k=5, but VRH ranks 4 of 24 heads"):
+        ablation_sweep(vlm, samples, {"VRH": RANKED}, [1, 5])
+    with pytest.raises(ValueError, match="k=-1"):
+        ablation_sweep(vlm, samples, {"VRH": RANKED}, [-1])
+    assert calls == []
+
+
+def test_heads_of_another_grid_are_refused_before_any_generation(vlm, samples, calls):
+    other = HeadSet((Head(20, 1),), (28, 28), "list of a large model")
+    with pytest.raises(ValueError, match="list of a large model"):
+        ablation_sweep(vlm, samples, {"VRH": RANKED, "other": other}, [1])
+    assert calls == []
+
+
+def test_an_unknown_kind_or_phase_is_refused_before_any_generation(vlm, samples, calls):
+    for words in ({"kind": "zeros"}, {"phase": "never"}):
+        with pytest.raises(ValueError, match="kind"):
+            ablation_sweep(vlm, samples, {"VRH": RANKED}, [1], **words)
+    assert calls == []
+
+
+def test_a_sample_without_a_box_is_refused_before_any_generation(vlm, samples, calls):
+    bare = Samples("noise", "test", [*samples, Sample("bare", samples[0].image, "noise", "dog")])
+    with pytest.raises(ValueError, match="bare"):
+        replies(vlm, bare, {UNMASKED: None})
+    assert calls == []
+
+
+def test_accuracy_counts_every_failure_as_wrong():
+    assert str(accuracy(["correct", "no box", "malformed", "correct"])) == "50.0 ± 25.0 (n=4)"
+    with pytest.raises(ValueError, match="empty"):
+        accuracy([])
+
+
+def test_tables_of_two_sweeps_can_be_joined(vlm, scripted):
+    scripted(script)
+    one = ablation_sweep(vlm, big_samples(), {"VRH": RANKED}, [1])
+    two = ablation_sweep(vlm, big_samples(), {"random 0": RANKED.controls(2, 0)}, [2])
+    assert len(pd.concat([one, two])) == 4
+    answers = [sweep_replies(vlm, big_samples(), {name: RANKED}, [1, 2]) for name in ("VRH", "random 0")]
+    assert len(pd.concat(answers)) == 6 * 8

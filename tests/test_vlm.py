@@ -1,0 +1,569 @@
+"""Prompts, image tokens and boxes of the four classes; loading; the proof of wiring.
+
+The strongest guard is the perturbation check: with attention cut in the vision tower an image token sees
+only its own cell, so painting one cell must move exactly the tokens that `TokenGrid` says look there.
+"""
+
+import copy
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+
+from tests import tiny
+from vrhlib import vlm as vlm_module
+from vrhlib.boxes import Box, TokenGrid
+from vrhlib.samples import Sample
+from vrhlib.vlm import FAMILIES, WiringError, load_processor, load_vlm, prove_wiring
+
+pytestmark = pytest.mark.usefixtures("root")
+SIZES = {  # width, height in cells of the class: exact multiples, so that resizing is the identity
+    "qwen2.5-vl": [(84, 140), (140, 56), (28, 84)],
+    "qwen3-vl": [(96, 160), (160, 64), (32, 96)],
+    "internvl3": [(112, 56), (56, 168), (168, 112), (56, 56), (112, 112)],
+}
+SIZES["internvl3.5"] = SIZES["internvl3"]
+
+
+def kind_of(vlm) -> str:
+    return next(k for k in sorted(tiny.CLASSES, key=len, reverse=True) if f"/{k}" in vlm.name)
+
+
+@pytest.fixture
+def deaf(vlm):
+    """The same model with attention cut in its vision tower."""
+    deaf = copy.copy(vlm)
+    deaf.model = copy.deepcopy(vlm.model)
+    tower = deaf.model.get_submodule(vlm.family.vision)
+    cut = [m for name, m in tower.named_modules() if name.endswith(("attn.proj", "attention.projection_layer"))]
+    assert len(cut) == len(getattr(tower, "blocks", None) or tower.encoder.layer)
+    for module in cut:
+        torch.nn.init.zeros_(module.weight)
+        torch.nn.init.zeros_(module.bias)
+    return deaf
+
+
+@torch.inference_mode()
+def image_embeddings(vlm, samples) -> list[np.ndarray]:
+    """Per sample float [V, hidden]: what the text model is given in the columns of the sample's image tokens."""
+    batch, seen = vlm.prepare(samples), []
+    text = vlm.model.model.language_model
+    handle = text.register_forward_pre_hook(lambda m, a, kw: seen.append(kw["inputs_embeds"]), with_kwargs=True)
+    vlm.model(**vlm.inputs(batch))
+    handle.remove()
+    return [seen[0][b, columns].numpy() for b, columns in enumerate(batch.image_columns)]
+
+
+def inverted(sample: Sample, box: Box) -> Sample:
+    """The sample with the pixels of a box (rounded inwards) inverted."""
+    image = sample.image.copy()
+    corners = (int(np.ceil(box.x0)), int(np.ceil(box.y0)), int(box.x1), int(box.y1))
+    image.paste(ImageOps.invert(image.crop(corners)), corners)
+    return Sample(sample.id, image, "inverted", sample.text, sample.box)
+
+
+def tiles_of(grid: TokenGrid) -> int:
+    """Number of tokens before the thumbnail."""
+    return grid.rows * grid.cols
+
+
+def test_inverting_one_cell_moves_only_the_tokens_that_look_there(vlm, deaf):
+    samples = tiny.samples(*SIZES[kind_of(vlm)])
+    grids = vlm.prepare(samples).grids
+    plain = image_embeddings(deaf, samples)
+    for v in range(max(tiles_of(g) for g in grids)):
+        cells = [Box(*g.cells[v % tiles_of(g)]) for g in grids]
+        moved = image_embeddings(deaf, [inverted(s, c) for s, c in zip(samples, cells)])
+        for a, b, grid, cell in zip(plain, moved, grids, cells):
+            shift, n = np.linalg.norm(a - b, axis=1), tiles_of(grid)
+            assert np.flatnonzero(shift[:n] > 1e-5).tolist() == [v % n]
+            assert np.flatnonzero(grid.tokens_in(cell)[:n]).tolist() == [v % n]
+            if len(grid) > n:  # the thumbnail is resized, so neighbours move a little too
+                strongest = n + int(shift[n:].argmax())
+                assert shift[strongest] > 0 and grid.tokens_in(cell)[strongest]
+
+
+def test_the_grid_has_the_shape_of_the_picture(vlm):
+    for (width, height), grid in zip(SIZES[kind_of(vlm)], vlm.prepare(tiny.samples(*SIZES[kind_of(vlm)])).grids):
+        assert grid.cols * height == grid.rows * width
+        assert grid.order.shape == (grid.rows, grid.cols)
+
+
+@pytest.mark.parametrize("size", [(100, 61), (61, 133), (201, 67)])
+def test_painting_one_cell_of_a_resized_picture_moves_the_tokens_that_look_there_most(vlm, deaf, size):
+    sample = tiny.samples(size)[0]
+    grid = vlm.prepare([sample]).grids[0]
+    plain, n = image_embeddings(deaf, [sample])[0], tiles_of(grid)
+    for v in range(n):
+        shift = np.linalg.norm(plain - image_embeddings(deaf, [inverted(sample, Box(*grid.cells[v]))])[0], axis=1)
+        assert shift[:n].argmax() == v
+        x, y = grid.cells[:, [0, 2]].mean(1), grid.cells[:, [1, 3]].mean(1)
+        width, height = grid.cells[v, 2:] - grid.cells[v, :2]
+        far = (abs(x - x[v]) > 1.9 * width) | (abs(y - y[v]) > 1.9 * height)
+        assert not (shift[:n] > 1e-5)[far[:n]].any()
+        if len(grid) > n:
+            assert grid.tokens_in(Box(*grid.cells[v]))[n + shift[n:].argmax()]
+
+
+def test_a_thumbnail_is_there_if_and_only_if_there_are_several_tiles(tiny_models):
+    for kind in ("internvl3", "internvl3.5"):
+        batch = tiny_models[kind].prepare(tiny.samples(*SIZES[kind]))
+        assert [len(g) for g in batch.grids] == [4 * (2 + 1), 4 * (3 + 1), 4 * (6 + 1), 4, 4 * (4 + 1)]
+        assert all((g.cells[-4:, :2].min(0) == 0).all() for g in batch.grids)
+
+
+# ---------------------------------------------------------------- columns
+
+
+def test_image_columns_are_the_image_tokens_and_as_many_as_the_grid(vlm, batch):
+    for b, (columns, grid) in enumerate(zip(batch.image_columns, batch.grids)):
+        ids = batch.tensors["input_ids"][b]
+        assert columns.tolist() == [i for i, t in enumerate(ids) if t == vlm.model.config.image_token_id]
+        assert len(columns) == len(grid) > 0
+
+
+def test_prompts_are_left_padded(vlm, batch):
+    for mask in batch.tensors["attention_mask"].tolist():
+        assert mask == sorted(mask)
+    assert batch.length == max(batch.tensors["attention_mask"].sum(1)) == batch.tensors["input_ids"].shape[1]
+
+
+PLAIN = ["red dot", "bbox coordinates", "image", "a"]
+ODD = ["the große 猫 — naïve 🐱", "{0} {expression} {{x}}", '"quoted"', "two\nlines"]
+
+
+def with_text(text: str) -> Sample:
+    return Sample(text, tiny.samples()[0].image, "noise", text)
+
+
+@pytest.mark.parametrize("expression", PLAIN + ODD)
+def test_expression_columns_decode_to_the_expression(vlm, expression):
+    batch = vlm.prepare([with_text(expression), with_text("a much longer expression, so that the first row is padded")])
+    ids = batch.tensors["input_ids"][0, batch.expression_columns[0]]
+    assert vlm.tokenizer.decode(ids) == expression
+
+
+def test_an_expression_that_repeats_the_prompt_is_found_where_it_stands_for_itself(vlm):
+    before = vlm.prompt.split("{expression}")[0]
+    word = before.split()[0]  # "Locate" or "Please": stands in the instruction too
+    batch = vlm.prepare([with_text(word)])
+    columns = batch.expression_columns[0]
+    ids = batch.tensors["input_ids"][0].tolist()
+    after = vlm.tokenizer.decode(ids[columns[-1] + 1 :])
+    assert after.startswith(vlm.prompt.split("{expression}")[1])
+    assert vlm.tokenizer.decode(ids[: columns[0]]).endswith(before)
+
+
+def test_an_expression_that_is_the_whole_instruction_is_found(vlm):
+    text = vlm.prompt.replace("{expression}", "a dog")
+    batch = vlm.prepare([with_text(text)])
+    assert vlm.tokenizer.decode(batch.tensors["input_ids"][0, batch.expression_columns[0]]) == text
+
+
+def test_an_expression_with_an_image_token_in_it_is_refused(vlm):
+    token = vlm.tokenizer.convert_ids_to_tokens(vlm.model.config.image_token_id)
+    with pytest.raises(ValueError):
+        vlm.prepare([with_text(f"the {token} dog")])
+
+
+def test_the_prompt_is_the_familys_with_the_expression_in_it(vlm):
+    text, span = vlm.chat("the red dog")
+    assert text[span.start : span.stop] == "the red dog"
+    assert vlm.prompt.format(expression="the red dog") in text
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("prompt", ['Give {"box": []} for {expression}.', "{a, b}: {expression}", "{{x}} {expression}"])
+def test_a_prompt_may_hold_other_braces(vlm, prompt):
+    vlm.prompt = prompt
+    batch = vlm.prepare([with_text("a {0} dog")])
+    text = vlm.tokenizer.decode(batch.tensors["input_ids"][0])
+    assert prompt.replace("{expression}", "a {0} dog") in text
+    assert vlm.tokenizer.decode(batch.tensors["input_ids"][0, batch.expression_columns[0]]) == "a {0} dog"
+
+
+def test_a_prompt_without_a_place_for_the_expression_is_refused(tiny_models):
+    for prompt in ("Locate it.", "{expression} or {expression}"):
+        with pytest.raises(ValueError, match="once"):
+            load_vlm(tiny_models["qwen3-vl"].name, device="cpu", prompt=prompt)
+
+
+def test_a_picture_in_another_mode_is_read_as_rgb(vlm):
+    grey = Sample("grey", tiny.samples()[0].image.convert("L"), "grey", "dog")
+    palette = Sample("palette", grey.image.convert("RGB").convert("P"), "palette", "dog")
+    batch = vlm.prepare([grey, palette])
+    assert batch.tensors["pixel_values"].shape[0] > 0 and len(batch.grids[0]) == len(batch.grids[1])
+
+
+def test_padding_changes_nothing(vlm, batch):
+    for b, sample in enumerate(batch.samples):
+        alone = vlm.prepare([sample])
+        with torch.no_grad():
+            got, want = vlm.model(**batch.tensors).logits[b, -1], vlm.model(**alone.tensors).logits[0, -1]
+        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
+        assert (batch.image_columns[b] - batch.length).tolist() == (alone.image_columns[0] - alone.length).tolist()
+        assert (batch.grids[b].cells == alone.grids[0].cells).all() and batch.resized[b] == alone.resized[0]
+
+
+# ---------------------------------------------------------------- features
+
+
+@torch.inference_mode()
+def test_features_computed_once_give_the_same_logits_as_pixels(vlm, batch):
+    want = vlm.model(**batch.tensors).logits
+    calls = []
+    handle = vlm.model.get_submodule(vlm.family.vision).register_forward_hook(lambda *_: calls.append(1))
+    for _ in range(2):
+        assert torch.equal(vlm.model(**vlm.inputs(batch)).logits, want)
+    copies = vlm.model(**vlm.inputs(batch, copies=3)).logits
+    handle.remove()
+    assert len(calls) == 1
+    visible = batch.tensors["attention_mask"].repeat_interleave(3, 0) == 1
+    torch.testing.assert_close(copies[visible], want.repeat_interleave(3, 0)[visible], atol=1e-5, rtol=0)
+
+
+def test_inputs_work_where_gradients_are_on(vlm, batch):
+    assert vlm.model(**vlm.inputs(batch)).logits.isfinite().all()
+
+
+def test_decoding_stops_at_the_stop_token_and_says_whether_there_was_one(vlm):
+    ids = vlm.tokenizer("ab [1]", add_special_tokens=False)["input_ids"]
+    (stop,) = vlm.stop_ids
+    assert vlm.decode(ids) == ("ab [1]", False)
+    assert vlm.decode([*ids, stop, ids[0]]) == ("ab [1]", True)
+    assert vlm.decode([]) == ("", False) and vlm.decode([stop]) == ("", True)
+
+
+# ---------------------------------------------------------------- boxes, at the sizes of the real processors
+
+REAL = {  # the real processors' limits and, per picture size, (resized, cols, rows, tokens)
+    "qwen2.5-vl": {
+        (640, 480): ((644, 476), 23, 17, 391), (640, 428): ((644, 420), 23, 15, 345),
+        (500, 375): ((504, 364), 18, 13, 234), (640, 640): ((644, 644), 23, 23, 529),
+        (640, 361): ((644, 364), 23, 13, 299), (1792, 1344): ((1792, 1344), 64, 48, 3072),
+    },
+    "qwen3-vl": {
+        (640, 480): ((640, 480), 20, 15, 300), (640, 428): ((640, 416), 20, 13, 260),
+        (500, 375): ((512, 384), 16, 12, 192), (640, 640): ((640, 640), 20, 20, 400),
+        (640, 361): ((640, 352), 20, 11, 220), (1792, 1344): ((1792, 1344), 56, 42, 2352),
+    },
+    "internvl3": {
+        (640, 480): ((640, 480), 64, 48, 3328), (640, 428): ((640, 428), 48, 32, 1792),
+        (500, 375): ((500, 375), 64, 48, 3328), (640, 640): ((640, 640), 32, 32, 1280),
+        (640, 361): ((640, 361), 32, 16, 768), (448, 448): ((448, 448), 16, 16, 256),
+    },
+}  # fmt: skip
+REAL["internvl3.5"] = REAL["internvl3"]
+
+
+@pytest.fixture
+def real_sizes(vlm):
+    """The tiny model with the real model's image processor settings."""
+    vlm.processor = copy.copy(vlm.processor)
+    vlm.processor.image_processor = image = copy.deepcopy(vlm.processor.image_processor)
+    if kind_of(vlm) == "qwen2.5-vl":
+        image.size = {"shortest_edge": 3136, "longest_edge": 12_845_056}
+    elif kind_of(vlm) == "qwen3-vl":
+        image.size = {"shortest_edge": 65_536, "longest_edge": 16_777_216}
+    else:
+        image.size, image.max_patches, vlm.processor.image_seq_length = {"height": 448, "width": 448}, 12, 256
+    return vlm
+
+
+def test_real_pictures_get_the_grid_of_the_real_model(real_sizes):
+    for size, (resized, cols, rows, tokens) in REAL[kind_of(real_sizes)].items():
+        batch = real_sizes.prepare([Sample("x", Image.new("RGB", size), "x", "dog")])
+        grid = batch.grids[0]
+        assert (batch.resized[0], grid.cols, grid.rows, len(grid)) == (resized, cols, rows, tokens), size
+        assert grid.cells[:, 2].max() == pytest.approx(size[0]) and grid.cells[:, 3].max() == pytest.approx(size[1])
+
+
+@pytest.mark.parametrize("vlm", ["internvl3", "internvl3.5"], indirect=True)
+def test_at_most_six_tiles_give_the_published_token_counts(real_sizes):
+    real_sizes.processor.image_processor.max_patches = 6
+    published = {(640, 480): 1792, (500, 375): 1792, (640, 640): 1280, (640, 361): 768, (1792, 1344): 1792}
+    for size, tokens in published.items():
+        assert len(real_sizes.prepare([Sample("x", Image.new("RGB", size), "x", "dog")]).grids[0]) == tokens
+
+
+def test_a_written_box_is_read_back(real_sizes):
+    vlm = real_sizes
+    for width, height in [*REAL[kind_of(vlm)], (427, 640)]:
+        resized = vlm.prepare([Sample("x", Image.new("RGB", (width, height)), "x", "dog")]).resized[0]
+        for box in [(0.23, 0.32, 0.961, 0.97), (0.01, 0.02, 0.31, 0.4), (0, 0, 1, 1), (0.5, 0.1, 0.7, 0.33)]:
+            box = Box(box[0] * width, box[1] * height, box[2] * width, box[3] * height)
+            text = vlm.write_box(box, (width, height), resized)
+            reply = vlm.read(text, (width, height), resized)
+            assert reply.failure is None and reply.box.iou(box) >= 0.97, (text, reply)
+            assert vlm.read(f"Sure: {text} there.", (width, height), resized).box == reply.box
+
+
+def test_a_written_box_is_read_back_at_tiny_sizes(vlm, batch):
+    for sample, resized in zip(batch.samples, batch.resized):
+        reply = vlm.read(vlm.write_box(sample.box, sample.image.size, resized), sample.image.size, resized)
+        tolerance = 0.51 * sample.image.size[0] / (resized[0] if vlm.family.frame == "resized" else 1000)
+        assert np.abs(np.subtract(reply.box, sample.box))[[0, 2]].max() <= tolerance
+
+
+CARROTS = Box(146, 137, 615, 415)  # "bowl of carrots" on a COCO picture of 640 x 428
+WRITTEN = {
+    "qwen2.5-vl": '```json\n[{"bbox_2d": [147, 134, 619, 407], "label": "bowl of carrots"}]\n```',
+    "qwen3-vl": '```json\n[{"bbox_2d": [228, 320, 961, 970], "label": "bowl of carrots"}]\n```',
+    "internvl3": "<ref>bowl of carrots</ref><box>[[228, 320, 961, 970]]</box>",
+}
+WRITTEN["internvl3.5"] = WRITTEN["internvl3"]
+
+
+def test_replies_in_each_familys_own_words_are_read(real_sizes):
+    vlm, kind, size = real_sizes, kind_of(real_sizes), (640, 428)
+    resized = REAL[kind][size][0]
+    assert vlm.read(WRITTEN[kind], size, resized).box.iou(CARROTS) > 0.99
+    numbers = [int(n) for n in vlm.write_box(CARROTS, size, resized).split("[")[-1].split("]")[0].split(",")]
+    assert np.abs(np.subtract(numbers, json.loads("[" + WRITTEN[kind].split("[")[-1].split("]")[0] + "]"))).max() <= 1
+
+
+def test_a_box_tag_survives_decoding_as_the_model_writes_it(tiny_models):
+    """`<box>` is a special token and is dropped in decoding; the brackets stay."""
+    vlm = tiny_models["internvl3"]
+    ids = vlm.tokenizer(WRITTEN["internvl3"], add_special_tokens=False)["input_ids"]
+    text, _ = vlm.decode(ids)
+    assert vlm.read(text, (640, 428), (640, 428)).box.iou(CARROTS) > 0.99
+
+
+# ---------------------------------------------------------------- loading
+
+
+@pytest.fixture
+def folder(tmp_path, tiny_models):
+    """A copy of a good model folder, to be spoilt."""
+    return shutil.copytree(tiny_models["qwen2.5-vl"].name, tmp_path / "model")
+
+
+def edit_json(path, **changes):
+    value = json.loads(path.read_text())
+    for key, change in changes.items():
+        value[key] = value.get(key, {}) | change if isinstance(change, dict) else change
+    path.write_text(json.dumps(value))
+
+
+def refused(folder) -> str:
+    """The message of the refusal; it must be one line that names the model and the next step."""
+    with pytest.raises((ValueError, OSError)) as caught:
+        load_vlm(folder, device="cpu")
+    message = str(caught.value)
+    assert type(caught.value) in (ValueError, OSError) and "\n" not in message
+    assert str(folder) in message
+    return message
+
+
+def test_missing_weights_are_refused(folder):
+    (folder / "model.safetensors").unlink()
+    message = refused(folder)
+    assert "missing: model.safetensors" in message and "Next:" in message
+
+
+def test_only_safetensors_are_accepted(folder, tiny_models):
+    torch.save(tiny_models["qwen2.5-vl"].model.state_dict(), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert "missing: model.safetensors" in refused(folder)
+
+
+def test_truncated_weights_are_refused(folder):
+    path = folder / "model.safetensors"
+    for length in (path.stat().st_size // 2, 5, 0):
+        path.write_bytes(path.read_bytes()[:length])
+        assert "Next:" in refused(folder)
+
+
+def test_garbled_weights_are_refused(folder):
+    (folder / "model.safetensors").write_bytes(b"not safetensors at all" * 9)
+    assert "Next:" in refused(folder)
+
+
+def test_weights_of_another_shape_are_refused_by_name(folder):
+    edit_json(folder / "config.json", text_config={"intermediate_size": 80})
+    message = refused(folder)
+    assert "do not fit" in message and "mlp" in message
+
+
+@pytest.mark.parametrize("layers", [2, 4])
+def test_weights_of_another_depth_are_refused_by_name(folder, layers):
+    kinds = ["full_attention"] * layers
+    edit_json(folder / "config.json", text_config={"num_hidden_layers": layers, "layer_types": kinds})
+    message = refused(folder)
+    assert "do not fit" in message and "layers." in message
+
+
+def test_a_contradictory_config_is_refused(folder):
+    edit_json(folder / "config.json", text_config={"num_hidden_layers": 2})  # but three layer_types
+    assert "Next:" in refused(folder)
+
+
+def test_garbled_json_is_refused(folder):
+    for name in ("config.json", "preprocessor_config.json", "tokenizer.json"):
+        good = (folder / name).read_bytes()
+        for bad in (b"{ not json", b"\xff\xfe\x00", b""):
+            (folder / name).write_bytes(bad)
+            assert "Next:" in refused(folder), (name, bad)
+        (folder / name).write_bytes(good)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "preprocessor_config.json"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    assert f"missing: {name}" in refused(folder)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    with pytest.raises(ValueError, match="Did you mean 'qwen2.5-vl-nano'"):
+        load_vlm("qwen25-vl-nano")
+    with pytest.raises(ValueError, match="qwen2.5-vl-nano"):
+        load_vlm("xyz")
+
+
+def test_a_shipped_model_whose_folder_is_gone_is_not_looked_for_on_the_network(root, monkeypatch):
+    monkeypatch.chdir(root)
+
+    def network(*args, **kwargs):
+        raise AssertionError("went to the network")
+
+    monkeypatch.setattr("socket.socket.connect", network)
+    with pytest.raises((ValueError, OSError), match="git checkout") as caught:
+        load_vlm("qwen2.5-vl-nano", device="cpu")
+    assert "data/nano/qwen2.5-vl-nano" in str(caught.value)
+
+
+def test_a_model_that_is_not_of_a_known_family_is_refused(folder):
+    edit_json(folder / "config.json", model_type="qwen2_vl")
+    assert all(name in refused(folder) for name in FAMILIES)
+    edit_json(folder / "config.json", model_type="no_such_type")
+    assert "no_such_type" in refused(folder)
+
+
+def test_remote_code_is_never_run(folder):
+    (folder / "evil.py").write_text("raise SystemExit('ran remote code')")
+    edit_json(folder / "config.json", model_type="no_such_type", auto_map={"AutoConfig": "evil.Config"})
+    refused(folder)
+
+
+def test_a_processor_of_another_model_is_refused(folder, tiny_models):
+    """Same files, other merge size: the image tokens in the prompt no longer match the grid."""
+    edit_json(folder / "preprocessor_config.json", merge_size=1)
+    refused(folder)
+
+
+def test_the_revision_of_a_folder_changes_with_any_file_that_decides_outputs(folder):
+    seen = {load_vlm(folder, device="cpu").revision}
+    assert load_vlm(folder, device="cpu").revision in seen
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
+    seen.add(load_vlm(folder, device="cpu").revision)
+    edit_json(folder / "preprocessor_config.json", image_mean=[0.4, 0.5, 0.5])
+    seen.add(load_vlm(folder, device="cpu").revision)
+    template = folder / "chat_template.jinja"
+    template.write_text(template.read_text().replace("assistant", "Assistant"))
+    seen.add(load_vlm(folder, device="cpu").revision)
+    assert len(seen) == 4
+
+
+def test_a_loaded_model_is_stock(vlm):
+    config = vlm.model.config
+    assert not vlm.model.training and vlm.model.dtype == torch.float32
+    assert {c._attn_implementation for c in (config, config.text_config, config.vision_config)} == {"sdpa"}
+    assert type(vlm.model).__module__.startswith("transformers.models.")
+    assert vlm.grid == (3, 8) and vlm.wiring["layer_effect"].keys() == {0, 1, 2}
+
+
+def test_the_processor_loads_without_its_video_part(vlm):
+    assert type(vlm.processor).__name__ == type(load_processor(vlm.name)).__name__
+    assert vlm.image_backend == type(vlm.processor.image_processor).__name__
+
+
+# ---------------------------------------------------------------- proof of wiring
+
+
+@pytest.fixture
+def broken(vlm):
+    """A copy whose modules can be spoilt."""
+    broken = copy.copy(vlm)
+    broken.model = copy.deepcopy(vlm.model)
+    return broken
+
+
+def test_wiring_is_proven_on_a_good_model(vlm):
+    effects = prove_wiring(vlm)
+    assert min(effects["layer_effect"].values()) > 0
+    assert all(near > far for near, far in effects["painted_shift"].values()) and len(effects["painted_shift"]) == 2
+
+
+def test_a_layer_that_ignores_its_heads_is_noticed(broken):
+    torch.nn.init.zeros_(broken.layers[1].self_attn.o_proj.weight)
+    with pytest.raises(WiringError, match=r"layers \[1\]"):
+        prove_wiring(broken)
+
+
+def test_a_layer_whose_o_proj_is_bypassed_is_noticed(broken, monkeypatch):
+    attention = broken.layers[2].self_attn
+    monkeypatch.setattr(attention, "forward", lambda hidden_states, **_: (hidden_states, None))
+    with pytest.raises(WiringError):
+        prove_wiring(broken)
+
+
+def test_heads_of_another_width_are_noticed(broken):
+    broken.model.config.get_text_config().num_attention_heads //= 2
+    with pytest.raises(WiringError, match="layer 0 reads .* columns, not 4 heads"):
+        prove_wiring(broken)
+
+
+def test_another_number_of_layers_is_noticed(broken):
+    broken.model.config.get_text_config().num_hidden_layers += 1
+    with pytest.raises(WiringError, match="3 attention layers ran, config.json says 4"):
+        prove_wiring(broken)
+
+
+def test_a_picture_that_does_not_reach_the_answer_is_noticed(broken):
+    features = broken.model.get_image_features
+
+    def constant(*args, **kwargs):
+        out = features(*args, **kwargs)
+        for part in out.pooler_output:  # one tensor per image, or rows of one tensor
+            part.fill_(1)
+        for part in getattr(out, "deepstack_features", None) or []:
+            for value in part:
+                value.fill_(1)
+        return out
+
+    broken.model.get_image_features = constant
+    with pytest.raises(WiringError):
+        prove_wiring(broken)
+
+
+ORDERS = {  # what is done to the cells of one tile (or of the whole grid), float [rows, cols, 4]
+    "transposed": lambda cells: cells.transpose(1, 0, 2),
+    "upside down": lambda cells: cells[::-1],
+    "mirrored": lambda cells: cells[:, ::-1],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_wrong_order_of_image_tokens_is_noticed(vlm, order):
+    def wrong(*args):
+        grid, resized = vlm.family.grid(*args)
+        n, tail = tiles_of(grid), len(grid) - tiles_of(grid)
+        shape = (-1, int(tail**0.5), int(tail**0.5)) if tail else (1, grid.rows, grid.cols)
+        tiles = [ORDERS[order](tile).reshape(-1, 4) for tile in grid.cells[:n].reshape(*shape, 4)]
+        return TokenGrid(np.concatenate([*tiles, grid.cells[n:]]), grid.rows, grid.cols, grid.order), resized
+
+    spoilt = copy.copy(vlm)
+    spoilt.family = dataclasses.replace(vlm.family, grid=wrong)
+    with pytest.raises(WiringError):
+        prove_wiring(spoilt)
+
+
+def test_loading_proves_the_wiring(folder, monkeypatch):
+    monkeypatch.setattr(vlm_module, "prove_wiring", lambda vlm: {"proven": vlm.name})
+    assert load_vlm(folder, device="cpu").wiring == {"proven": str(folder)}

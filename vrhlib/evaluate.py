@@ -18,7 +18,7 @@ from vrhlib import store
 from vrhlib.attention import KERNEL, Ablation, generate
 from vrhlib.heads import HeadSet
 from vrhlib.samples import Samples
-from vrhlib.stats import Accuracy
+from vrhlib.stats import Accuracy, paired_difference
 from vrhlib.vlm import VLM
 
 IOU = 0.5  # a grounding is right at this overlap or more
@@ -144,6 +144,21 @@ def accuracy_table(answers: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(rows).astype({"seed": "Int64"})
     table.attrs["runs"] = answers.attrs.get("runs", [])
     return table
+
+
+def paired_drops(answers: pd.DataFrame, k: int) -> pd.DataFrame:
+    """Change of accuracy against the unmasked model on the same samples, percentage points, 95 % paired bootstrap.
+
+    `answers` as `sweep_replies` returns them; one row per condition and seed at k: condition, seed, change, low,
+    high, n.
+    """
+    right = answers.assign(right=answers.outcome == "correct").set_index("id").right
+    base = right[(answers.condition == "unmasked").to_numpy()]
+    rows = []
+    for (condition, seed), frame in answers[answers.k == k].groupby(["condition", "seed"], sort=False, dropna=False):
+        change = paired_difference((frame.outcome == "correct").tolist(), base[frame.id].tolist())
+        rows.append((condition, seed, change.mean, change.low, change.high, change.n))
+    return pd.DataFrame(rows, columns=["condition", "seed", "change", "low", "high", "n"]).astype({"seed": "Int64"})
 
 
 def ablation_sweep(vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], ks: Sequence[int], **how) -> pd.DataFrame:

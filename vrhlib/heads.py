@@ -90,6 +90,10 @@ class HeadSet:
             )
         return HeadSet(self.heads[:k], self.grid, self.name)
 
+    def rest(self) -> HeadSet:
+        """All heads of the model outside this set, by layer, then head."""
+        return HeadSet(tuple(map(tuple, np.argwhere(~self.mask()))), self.grid, f"all but {self.name}")
+
     def on(self, grid: tuple[int, int]) -> HeadSet:
         """The same set for a model of `grid`; raises unless the shapes agree (same-backbone transfer)."""
         if tuple(grid) != self.grid:

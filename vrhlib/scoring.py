@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -210,6 +210,11 @@ class CloseUp:
     def over(self, heads: HeadSet) -> np.ndarray:
         """Mean over the heads and over the reply's tokens, float [V]."""
         return self.attention[heads.on(self.attention.shape[:2]).mask()].mean((0, 1))
+
+    def panels(self, sets: Mapping[str, HeadSet]) -> tuple:
+        """What `figures.attention_maps` draws as one row: text, image, referent, grid, and a map per head set."""
+        s = self.sample
+        return s.text, s.image, s.box, self.grid, {title: self.over(heads) for title, heads in sets.items()}
 
 
 def close_up(vlm: VLM, sample: Sample) -> CloseUp:

@@ -326,3 +326,17 @@ def test_tables_of_two_sweeps_can_be_joined(vlm, scripted):
     assert len(pd.concat([one, two])) == 4
     answers = [sweep_replies(vlm, big_samples(), {name: RANKED}, [1, 2]) for name in ("VRH", "random 0")]
     assert len(pd.concat(answers)) == 6 * 8
+
+
+def test_paired_drops_compare_the_same_samples():
+    right = {"unmasked": [1, 1, 1, 0, 1, 1], "vrh": [0, 0, 1, 0, 0, 1], "random": [1, 1, 0, 0, 1, 1]}
+    rows = [
+        {"condition": c, "k": 0 if c == "unmasked" else 3, "seed": 0 if c == "random" else None, "id": str(i),
+         "outcome": "correct" if ok else "wrong box"}
+        for c, oks in right.items()
+        for i, ok in enumerate(oks)
+    ]  # fmt: skip
+    table = evaluate.paired_drops(pd.DataFrame(rows).sample(frac=1, random_state=0), 3).set_index("condition")
+    assert table.change["vrh"] == pytest.approx(-50) and table.change["random"] == pytest.approx(-100 / 6)
+    assert (table.low <= table.change).all() and (table.change <= table.high).all() and (table.n == 6).all()
+    assert table.high["vrh"] < 0  # n = 6: three pairs turned wrong, none right

@@ -375,3 +375,8 @@ def test_more_heads_than_the_grid_are_not_saved(tmp_path):
     with pytest.raises(ValueError, match="2 layers x 3"):
         scores(np.arange(6).reshape(2, 3)).save(tmp_path / "toy.json", k=7)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_set_and_the_rest_are_all_heads_once():
+    chosen = HeadSet(((1, 2), (0, 1)), (3, 4), "top")
+    assert sorted(chosen.heads + chosen.rest().heads) == [Head(layer, h) for layer in range(3) for h in range(4)]

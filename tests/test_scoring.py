@@ -353,4 +353,24 @@ def test_a_close_up_shows_the_rows_that_predict_the_reply(vlm, samples):
         assert len(got.tokens) == len(known["output"]) and got.grid.cells.shape == (len(image), 4)
         assert got.reply.failure in ("no box", "cut off")
         chosen = HeadSet((Head(1, 5), Head(2, 0)), vlm.grid)
-        np.testing.assert_allclose(got.over(chosen), (want[1, 5] + want[2, 0]).mean(0) / 2, atol=1e-5)
+        np.testing.assert_allclose(got.over(chosen), (want[1, 5] + want[2, 0]).mean(0), atol=1e-5)
+
+
+def test_a_close_up_is_the_scored_attention_and_adds_up_over_heads(vlm, samples):
+    sample = samples[0]
+    look = scoring.close_up(vlm, sample)
+    assert look.attention.shape == (*vlm.grid, len(look.tokens), len(look.grid))
+    inside = look.grid.tokens_in(sample.box)
+    scored = score_samples(vlm, samples[:1]).score(scoring.VRH).values
+    np.testing.assert_allclose(look.attention[..., inside].sum(-1).mean(-1), scored, atol=1e-6)
+    some = HeadSet(((0, 1), (2, 5)), vlm.grid, "some")
+    both = HeadSet(some.heads + some.rest().heads, vlm.grid, "all")
+    np.testing.assert_allclose(look.over(some) + look.over(some.rest()), look.over(both), atol=1e-6)
+    assert look.panels({"a": some})[0] == sample.text
+
+
+def test_capture_and_eager_cost_passes_agree(vlm, samples):
+    table = scoring.capture_cost(vlm, samples[0], (1,), repeats=1)
+    assert list(table.method) == ["rows", "eager"] and (table.seconds > 0).all()
+    assert 0 < table.attrs["largest_difference"] < 1e-5
+    assert vlm.model.config.get_text_config()._attn_implementation == "sdpa"

@@ -497,7 +497,9 @@ def broken(vlm):
 def test_wiring_is_proven_on_a_good_model(vlm):
     effects = prove_wiring(vlm)
     assert min(effects["layer_effect"].values()) > 0
-    assert all(near > far for near, far in effects["painted_shift"].values()) and len(effects["painted_shift"]) == 2
+    assert (
+        all(least >= bar > 0 for least, bar in effects["painted_shift"].values()) and len(effects["painted_shift"]) == 2
+    )
 
 
 def test_a_layer_that_ignores_its_heads_is_noticed(broken):

@@ -67,7 +67,10 @@ class Ablation:
 
     def describe(self) -> dict:
         """For run keys: everything that determines the effect."""
-        means = None if self.means is None else hashlib.sha256(self.means.float().numpy().tobytes()).hexdigest()[:16]
+        means = None
+        if self.means is not None:  # rounded: the last bit of a GPU's average is not another experiment
+            rounded = self.means.float().cpu().numpy().round(5) + 0.0
+            means = hashlib.sha256(rounded.tobytes()).hexdigest()[:16]
         return {"heads": [str(h) for h in self.heads], "kind": self.kind, "phase": self.phase, "means": means}
 
 

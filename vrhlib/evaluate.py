@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 
 from vrhlib import store
 from vrhlib.attention import KERNEL, Ablation, generate
@@ -114,11 +115,13 @@ def sweep_replies(
     ks: Sequence[int],
     kind: str = "zero",
     phase: str = "all",
+    means: torch.Tensor | None = None,
     batch_size: int = 8,
 ) -> pd.DataFrame:
     """Replies with the first k heads of each group ablated, for every k, and of the unmasked model.
 
-    A group called `random 3` is condition `random` with seed 3. Columns as in `replies`. Raises ValueError,
+    A group called `random 3` is condition `random` with seed 3; `kind`, `phase` and `means` as in `Ablation`. Columns
+    as in `replies`. Raises ValueError,
     before anything runs, if a group has fewer heads than the largest k or belongs to another grid.
     """
     conditions: dict[Condition, Ablation | None] = {UNMASKED: None}
@@ -127,7 +130,7 @@ def sweep_replies(
         condition, seed = (match[1], int(match[2])) if match else (name, None)
         for k in ks:
             if k:
-                conditions[Condition(condition, k, seed)] = Ablation(heads.on(vlm.grid).top(k), kind, phase)
+                conditions[Condition(condition, k, seed)] = Ablation(heads.on(vlm.grid).top(k), kind, phase, means)
     return replies(vlm, samples, conditions, batch_size)
 
 

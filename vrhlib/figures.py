@@ -324,14 +324,15 @@ def _draw_example(frame: pd.DataFrame) -> Canvas:
 def attention_maps(looks: Sequence[tuple[str, Image.Image, Box, TokenGrid, Mapping[str, np.ndarray]]]) -> Figure:
     """Attention over images: a row per sample (text, image, referent, grid, maps), a panel per map (values [V]).
 
-    Each panel says which share of its attention to the image lies in the referent's box.
+    The panels of a row share one colour scale, and each says which share of its attention lies in the referent's box.
     """
     rows = []
     for i, (text, image, box, grid, maps) in enumerate(looks):
         inside = grid.tokens_in(box)
         for title, values in maps.items():
-            share = 100 * values[inside].sum() / max(values.sum(), 1e-12)
-            panel = f"{title}\n{share:.0f} % of it in the box"
+            mass, total = values[inside].sum(), values.sum()
+            share = f"{100 * mass / total:.0f} %" if total > 1e-3 else "nothing"
+            panel = f"{title}: {total:.2f}\n{share} of it in the box"
             facts = _picture_rows(panel, image) + [_box_row(panel, "referent", box, text)]
             rows += [fact | {"sample": i} for fact in facts + _value_rows(panel, grid.picture(values))]
     return _drawing("attention_maps", _draw_attention_maps, pd.DataFrame(rows))
@@ -356,17 +357,20 @@ def _draw_attention_maps(frame: pd.DataFrame) -> Canvas:
     canvas, axes = _axes(2.7 * cols, 2.25 * rows + 0.3, rows, cols)
     for ax in axes.ravel()[len(panels) :]:
         ax.set_axis_off()
-    for i, (((_, title), facts), ax) in enumerate(zip(panels, axes.ravel())):
+    top = frame[frame.fact == "attention"].groupby("sample").value.max()
+    for i, (((sample, title), facts), ax) in enumerate(zip(panels, axes.ravel())):
         width, height = _show_picture(ax, facts, fade=0.45)
         heat = facts[facts.fact == "attention"].pivot(index="row", columns="col", values="value").to_numpy()
-        shown = ax.imshow(heat, cmap="magma", alpha=0.65, extent=(0, width, height, 0), vmin=0, interpolation="nearest")
+        style = {"cmap": "magma", "alpha": 0.65, "interpolation": "nearest", "vmin": 0, "vmax": max(top[sample], 1e-3)}
+        shown = ax.imshow(heat, extent=(0, width, height, 0), **style)
         _show_boxes(ax, facts)
         words = facts.loc[facts.fact == "referent", "text"].iloc[0]
         ax.set_title(title, fontsize=8)
         if i % cols == 0 and (rows == 1 or frame["sample"].nunique() > 1 or i == 0):
             ax.set_ylabel("\n".join(textwrap.wrap(words, 24)), fontsize=8)
-        bar = canvas.colorbar(shown, ax=ax, shrink=0.7, pad=0.02)
-        bar.ax.tick_params(labelsize=6)
+        if (i + 1) % cols == 0 or i + 1 == len(panels):
+            bar = canvas.colorbar(shown, ax=ax, shrink=0.7, pad=0.02)
+            bar.ax.tick_params(labelsize=6)
     return canvas
 
 
@@ -404,7 +408,7 @@ def _draw_before_after(frame: pd.DataFrame) -> Canvas:
     handles = {}
     for ax in axes.ravel():
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels())))
-    canvas.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles), fontsize=8)
+    canvas.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles), fontsize=8)
     return canvas
 
 

@@ -133,14 +133,16 @@ def score_samples(vlm: VLM, samples: Samples, batch_size: int = 8) -> SampleScor
         condition={"queries": list(QUERIES), "keys": list(KEYS)}, **vlm.identity(),
     )  # fmt: skip
     with store.open_run(run, vlm.profile) as results:
-        todo = [s for s in samples if s.id not in results]
-        starts = range(0, len(todo), batch_size)
-        for start in store.progress(starts, f"{samples.benchmark} {samples.split}  scoring {len(todo)} samples"):
-            chunk = todo[start : start + batch_size]
+        # Chunks stay where they are when a run resumes: a batch's composition can move the last bits.
+        chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
+        todo = [chunk for chunk in chunks if any(s.id not in results for s in chunk)]
+        label = f"{samples.benchmark} {samples.split}  scoring {len(samples)} samples, batches of {batch_size}"
+        for chunk in store.progress(todo, label):
             batch = vlm.prepare(chunk)
             replies = [_text_ids(vlm, row[0], s) for row, s in zip(generate(vlm, batch), chunk)]
             for sample, theta in zip(chunk, _theta(vlm, batch, replies)):
-                results.add(sample.id, theta)
+                if sample.id not in results:
+                    results.add(sample.id, theta)
         records = [results.records[s.id] for s in samples]
     pairs = list(itertools.product(QUERIES, KEYS))
     values = {(q, k): np.array([r[f"{q}/{k}"] for r in records], dtype=np.float32) for q, k in pairs}
@@ -208,8 +210,11 @@ class CloseUp:
     attention: np.ndarray
 
     def over(self, heads: HeadSet) -> np.ndarray:
-        """Mean over the heads and over the reply's tokens, float [V]."""
-        return self.attention[heads.on(self.attention.shape[:2]).mask()].mean((0, 1))
+        """Attention of all the heads together, averaged over the reply's tokens, float [V].
+
+        A sum: the top heads and the rest add up to all heads.
+        """
+        return self.attention[heads.on(self.attention.shape[:2]).mask()].sum(0).mean(0)
 
     def panels(self, sets: Mapping[str, HeadSet]) -> tuple:
         """What `figures.attention_maps` draws as one row: text, image, referent, grid, and a map per head set."""

@@ -9,7 +9,8 @@ some object and stays there. Three stages break that plateau (CPU, seeded, resum
               is visible and the expression runs straight into its box (grounded captioning); then all
               tokens, and the chat format. Halfway, looking at the picture starts to cost a little.
     tower     the vision tower alone, dense: every image token regresses the code of its thing.
-    tune      both together on pictures. The tower is frozen at first and released at the end.
+    tune      the language stack on pictures, seen through the frozen tower. (Letting the tower learn too cost
+              accuracy: 87 % of boxes right before, 74 % a hundred steps later.)
 
 Because both sides were built against the same codes, the tower plugs into the backbone without a
 separate alignment stage. Muon on the matrices, AdamW on embeddings, norms and biases; heads are
@@ -87,8 +88,7 @@ class Recipe:
     thrift_step: int = 1500
     thrift: float = 0.04
     tower_steps: int = 900
-    tune_steps: int = 1000
-    release_at: float = 0.6  # share of `tune` after which the tower learns too
+    tune_steps: int = 600
     scenes_per_step: int = 8
     questions_per_scene: int = 10
     muon_lr: float = 0.01
@@ -538,24 +538,24 @@ def train_tune(recipe: Recipe, work: Path) -> None:
         state = load_file(work / f"{name}.safetensors")
         module.load_state_dict({k[6:]: v for k, v in state.items() if k.startswith("model.")})
     build = _language_batches(recipe, tokenizer)
-    released = int(recipe.release_at * recipe.tune_steps)
 
-    def features(worlds: list, learning: bool) -> torch.Tensor:
-        with torch.set_grad_enabled(learning):
+    def features(worlds: list) -> torch.Tensor:
+        with torch.no_grad():
             return _tower(model, [s.pixels for s, _ in worlds])
 
     def loss_of(step: int) -> torch.Tensor:
         worlds, batch = build("train", 10**5 + step, True, MIX)
         gate = _gate(recipe, len(worlds), recipe.late_head_dropout, (recipe.seed, 10**5 + step))
-        return _reply_loss(model, batch, features(worlds, step >= released), gate, recipe.thrift)[0]
+        return _reply_loss(model, batch, features(worlds), gate, recipe.thrift)[0]
 
     def report(step: int) -> str:
         worlds, batch = build("dev", 0, True, MIX, count=32)
         with torch.no_grad():
             gate = torch.ones(len(worlds), recipe.layers, recipe.heads)
-            return _by_kind(worlds, _reply_loss(model, batch, features(worlds, False), gate)[1])
+            return _by_kind(worlds, _reply_loss(model, batch, features(worlds), gate)[1])
 
-    opts = optimisers(recipe, list(model.model.named_parameters()), scale=0.5)
+    parameters = [(n, p) for n, p in model.model.named_parameters() if "visual" not in n]
+    opts = optimisers(recipe, parameters, scale=0.5)
     Stage("tune", work, recipe.tune_steps, model.model, opts).resume().run(loss_of, report)
 
 

@@ -442,8 +442,10 @@ def prove_wiring(vlm: VLM) -> dict:
         for part in (tiles, ~tiles):  # a thumbnail's tokens on their own: it sees the same place again
             if not part.any():
                 continue
-            # Among the tokens that moved: other tiles, encoded on their own, stay where they were.
-            least, bar = float(shift[near & part].min()), float(np.quantile(shift[part & (shift > 0)], 0.9))
+            moved = shift[part & (shift > 0)]  # other tiles, encoded on their own, stay where they were
+            if not moved.size:
+                raise WiringError(f"{vlm.name}: painting the {corner} of a picture moves no image token.")
+            least, bar = float(shift[near & part].min()), float(np.quantile(moved, 0.9))
             shifts[corner] = least, bar
             if not least >= bar > 0:
                 raise WiringError(

@@ -41,10 +41,12 @@ _profile = "nano"
 
 
 def use_profile(profile: str) -> None:
-    """Say under which profile figures are drawn (their label) and saved (their folder)."""
+    """Say under which profile figures are drawn (their label) and saved (their folder); show frames whole."""
     global _profile
     store.figures_dir(profile)
     _profile = profile
+    pd.set_option("display.max_colwidth", None)
+    pd.set_option("display.precision", 1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from vrhlib import evaluate, scoring, store
 from vrhlib.attention import Ablation
 from vrhlib.boxes import Box
 from vrhlib.evaluate import UNMASKED, Condition
+from vrhlib.profiles import profile
 from vrhlib.samples import grounding
 from vrhlib.vlm import MODELS, load_vlm
 
@@ -48,7 +49,8 @@ def test_it_answers_the_question_not_just_the_picture(vlm):
 
 def test_cutting_the_top_heads_halves_accuracy_and_random_heads_do_not(vlm):
     scores = scoring.score_samples(vlm, grounding("scenes", "detect", 32, seed=1)).score(scoring.VRH)
-    k = int(0.1 * scores.values.size)
+    k = profile("nano").k
+    assert k <= 0.1 * scores.values.size
     conditions = {UNMASKED: None, Condition("vrh", k): Ablation(scores.top(k))}
     conditions |= {Condition("random", k, s): Ablation(scores.controls(k, s)) for s in range(5)}
     answers = evaluate.replies(vlm, grounding("scenes", "test", 96, seed=1), conditions)

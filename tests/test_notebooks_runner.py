@@ -211,6 +211,7 @@ def test_ctrl_c_ends_the_kernel_and_says_how_to_resume(root):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job starts deaf to Ctrl-C
     )
     kernel = next(int(line.split()[1]) for line in process.stdout if line.strip().startswith("kernel"))
     process.send_signal(signal.SIGINT)

@@ -94,7 +94,8 @@ def write(kind: str, folder: Path, seed: int = 0, **text) -> Path:
         )
     elif kind == "qwen3-vl":
         vision = dict(depth=3, hidden_size=32, num_heads=2, intermediate_size=48, patch_size=16, spatial_merge_size=2,
-                      out_hidden_size=text["hidden_size"], num_position_embeddings=64, deepstack_visual_indexes=[0, 1])  # fmt: skip
+                      out_hidden_size=text["hidden_size"], num_position_embeddings=64,
+                      deepstack_visual_indexes=[0, 1])  # fmt: skip
         text = text | dict(
             head_dim=16,
             rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2], mrope_interleaved=True),
@@ -128,8 +129,11 @@ def write(kind: str, folder: Path, seed: int = 0, **text) -> Path:
             elif "norm" not in name:
                 p.normal_(std=0.1)
     stop = [ids("<|im_end|>")]
-    model.generation_config = GenerationConfig(eos_token_id=stop, pad_token_id=ids("<|endoftext|>"),
-                                               suppress_tokens=[i for i in (model.config.image_token_id, getattr(model.config, "video_token_id", None)) if i is not None])  # fmt: skip
+    # A random model may write its own image token, and a second pass over that reply would want another image.
+    images = [model.config.image_token_id, getattr(model.config, "video_token_id", None)]
+    model.generation_config = GenerationConfig(
+        eos_token_id=stop, pad_token_id=ids("<|endoftext|>"), suppress_tokens=[i for i in images if i is not None]
+    )
     model.save_pretrained(folder)
     tok.save_pretrained(folder)
     image.save_pretrained(folder)

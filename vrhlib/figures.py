@@ -62,6 +62,9 @@ class Figure:
         self.canvas.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
         return buffer.getvalue()
 
+    def __repr__(self) -> str:
+        return f"<{self.drawing}: {len(self.frame)} rows>"
+
     def _repr_png_(self) -> bytes:
         return self.png()
 

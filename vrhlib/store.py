@@ -19,7 +19,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -291,15 +291,20 @@ def _write_run_manifest(run: Run, results: Results, new: int, seconds: float) ->
     write_atomic(path, text + "\n")
 
 
-def progress(items: Iterable, label: str, total: int | None = None):
-    """A tqdm progress bar; plain text lines when headless (VRH_PROGRESS=text, set by the notebook runner)."""
+def progress(items: Sequence, label: str) -> Iterable:
+    """A tqdm progress bar; plain text lines when headless (VRH_PROGRESS=text, set by the notebook runner).
+
+    Nothing is shown where nothing is left to do.
+    """
+    if not items:
+        return items
     from tqdm.auto import tqdm as notebook_tqdm
     from tqdm.std import tqdm as text_tqdm
 
     if os.environ.get("VRH_PROGRESS") == "text" or not _in_notebook():
         line = "{desc}  {n_fmt}/{total_fmt}  {elapsed}{postfix}"
-        return text_tqdm(items, desc=label, total=total, mininterval=10, file=sys.stdout, bar_format=line, ascii=True)
-    return notebook_tqdm(items, desc=label, total=total)
+        return text_tqdm(items, desc=label, mininterval=10, file=sys.stdout, bar_format=line, ascii=True)
+    return notebook_tqdm(items, desc=label)
 
 
 def _in_notebook() -> bool:

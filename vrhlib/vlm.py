@@ -21,6 +21,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import is_torchvision_available
+from transformers.utils import logging as hf_logging
 
 from vrhlib import store
 from vrhlib.boxes import Box, Frame, Reply, Size, TokenGrid, read_box, to_frame
@@ -335,6 +336,8 @@ def _unlisted(name: str) -> Pin:
 
 def _explained(name, source: str, load: Callable, *args, **kwargs):
     """Call a loader; whatever it raises (transformers has many ways) becomes one line with the next step."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()  # in a notebook it leaves a dead widget behind
     try:
         return load(*args, **kwargs)
     except Exception as error:
@@ -350,6 +353,9 @@ def _explained(name, source: str, load: Callable, *args, **kwargs):
             step = "check the name, the network, or download it once (HF_HOME, HF_HUB_OFFLINE=1 uses what is there)"
         kind = OSError if isinstance(error, OSError) else ValueError
         raise kind(f"Cannot load {name} from {source}: {what} Next: {step}.") from error
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 def _folder_digest(folder: Path) -> str:

@@ -18,11 +18,10 @@ usage() {
 ./run_all.sh help                                        this text
 
   nano    (default) embedded models and scenes: CPU, minutes, no network once installed
-  paper   the four real models and benchmarks: one 48 GB GPU, hours, downloads from the Hub
+  paper   the four real models and benchmarks, on one 48 GB GPU (not in this version: it stops with an error)
 
   ./run_all.sh 01                   one notebook
-  ./run_all.sh paper 01 03          two of them, on the real models
-  ./run_all.sh 01 K=3 KS=[1,2,5]    other values for names in a notebook's parameters cell
+  ./run_all.sh 01 K=3 N_TEST=100    other values for names in a notebook's parameters cell
 
 Environment: the active one if it has what pyproject.toml asks for; else .venv in this folder, made with
 a Python >= 3.11 and filled from requirements.lock. Your own always wins: activate it first.

@@ -150,13 +150,13 @@ def test_attention_panels_state_the_share_in_the_box():
     figure = figures.attention_maps(
         [("x", IMAGE, BOX, GRID, {"half": inside / inside.sum() + ~inside / (~inside).sum()})]
     )
-    assert figure.frame.panel.iloc[0] == "half: 2.00\n50 % of it in the box"
+    assert figure.frame.panel.iloc[0] == "half: 2.00\n50 % on tokens of the box"
 
 
 def test_a_map_without_attention_says_nothing_and_shares_the_scale_of_its_row():
     looks = [("x", IMAGE, BOX, GRID, {"top": np.eye(24)[8], "rest": np.full(24, 1e-7)})]
     figure = figures.attention_maps(looks)
-    assert "rest: 0.00\nnothing of it in the box" in set(figure.frame.panel)
+    assert "rest: 0.00\nno attention on the picture" in set(figure.frame.panel)
     scales = {image.get_clim() for ax in figure.canvas.axes[:2] for image in ax.images[1:]}
     assert scales == {(0, 1)}
 

@@ -166,7 +166,7 @@ def _draw_head_map(frame: pd.DataFrame) -> Canvas:
         yticks=range(0, layers, max(1, layers // 12)),
     )
     first = frame.iloc[0]
-    words = f"{first.model}: attention mass on the referent, per head\n{first.scoring}, n={first.n} samples"
+    words = f"{first.model}: attention on the referent, per head\n{first.scoring} (queries/keys/samples), n={first.n}"
     canvas.suptitle(words, fontsize=9, fontweight="bold")
     canvas.colorbar(image, ax=grid, pad=0.02, label="head score")
     side.tick_params(labelleft=False)
@@ -214,13 +214,15 @@ def _draw_published_heads(frame: pd.DataFrame) -> Canvas:
     ax.imshow(shown, cmap="Blues", vmin=0, vmax=26)
     for i, j in np.ndindex(matrix.shape):
         text = "–" if matrix[i, j] < 0 else str(matrix[i, j])
-        ax.text(j, i, text, ha="center", va="center", fontsize=10)
+        ax.text(j, i, text, ha="center", va="center", fontsize=10, color="white" if matrix[i, j] > 16 else "black")
     ax.set(yticks=range(len(names)), yticklabels=names, xticks=range(len(names)), xticklabels=names)
     ax.tick_params(axis="x", rotation=35)
     for label in ax.get_xticklabels():
         label.set_ha("right")
     ax.set_title("shared top-20 heads\n(– other grid)")
-    canvas.suptitle("Published lists (RefCOCO, Tables A2–A6), not measured here", fontsize=9, color="#555555")
+    canvas.suptitle(
+        "Published lists (RefCOCO, Tables A2–A6), darker = higher rank; not measured here", fontsize=9, color="#555555"
+    )
     return canvas
 
 
@@ -336,8 +338,10 @@ def attention_maps(looks: Sequence[tuple[str, Image.Image, Box, TokenGrid, Mappi
         inside = grid.tokens_in(box)
         for title, values in maps.items():
             mass, total = values[inside].sum(), values.sum()
-            share = f"{100 * mass / total:.0f} %" if total > 1e-3 else "nothing"
-            panel = f"{title}: {total:.2f}\n{share} of it in the box"
+            share = (
+                f"{100 * mass / total:.0f} % on tokens of the box" if total > 1e-3 else "no attention on the picture"
+            )
+            panel = f"{title}: {total:.2f}\n{share}"
             facts = _picture_rows(panel, image) + [_box_row(panel, "referent", box, text)]
             rows += [fact | {"sample": i} for fact in facts + _value_rows(panel, grid.picture(values))]
     return _drawing("attention_maps", _draw_attention_maps, pd.DataFrame(rows))
@@ -431,18 +435,21 @@ def _show_picture(ax, facts: pd.DataFrame, fade: float = 0.0) -> tuple[float, fl
 
 _BOX_STYLE = {
     "referent": dict(ec=COLOUR["referent"], lw=2.6, ls="-"), "reply": dict(ec="black", lw=1.6, ls="--"),
-    "unmasked": dict(ec="black", lw=1.6, ls="--"), "vrh": dict(ec=COLOUR["vrh"], lw=2.2, ls="-"),
+    "unmasked": dict(ec="black", lw=1.6, ls="--"), "vrh": dict(ec=COLOUR["vrh"], lw=2.2, ls="-."),
     "random": dict(ec="#555555", lw=1.4, ls=":"),
 }  # fmt: skip
 
 
+_OUTSET = {"unmasked": 1.0, "random": 2.0, "reply": 1.0}  # pixels outward, so that equal boxes stay visible
+
+
 def _show_boxes(ax, facts: pd.DataFrame) -> None:
+    label = {"vrh": "reply, VRHs ablated", "random": "reply, random heads ablated", "unmasked": "reply, unmasked"}
     for row in facts[facts.fact.isin(list(_BOX_STYLE))].itertuples():
-        label = {"vrh": "reply, VRHs ablated", "random": "reply, random heads ablated", "unmasked": "reply, unmasked"}
-        ax.add_patch(Rectangle(
-            (row.x0, row.y0), row.x1 - row.x0, row.y1 - row.y0, fill=False, label=label.get(row.fact, row.fact),
-            **_BOX_STYLE[row.fact],
-        ))  # fmt: skip
+        out = _OUTSET.get(row.fact, 0.0)
+        corner, width, height = (row.x0 - out, row.y0 - out), row.x1 - row.x0 + 2 * out, row.y1 - row.y0 + 2 * out
+        style = _BOX_STYLE[row.fact] | {"label": label.get(row.fact, row.fact)}
+        ax.add_patch(Rectangle(corner, width, height, fill=False, **style))
 
 
 def ablation_view(
@@ -526,7 +533,7 @@ def _draw_one_token(sweep: pd.DataFrame) -> Canvas:
     ax.set(xticks=range(len(names)), xticklabels=names.values(), ylabel="Acc@IoU 0.5 (%)", ylim=(0, 100))
     seeds = rows.loc[rows.condition == "random", "seed"].nunique()
     ax.set_title(
-        f"{rows.model.iloc[0]}: top {k} heads ablated, n={rows.n.iloc[0]}\n95 %; random: hull of {seeds} seeds"
+        f"{rows.model.iloc[0]}: {k} heads ablated, n={rows.n.iloc[0]}\n95 % Wilson; random: hull over {seeds} seeds"
     )
     return canvas
 
@@ -566,7 +573,7 @@ def _draw_cost(table: pd.DataFrame) -> Canvas:
     canvas, axes = _axes(7.2, 3.0, 1, 2)
     names = {"rows": "captured rows", "eager": "eager attention"}
     for ax, column, label in zip(
-        axes[0], ("seconds", "peak_mib"), ("seconds (best of runs)", "peak MiB above the start")
+        axes[0], ("seconds", "peak_mib"), ("seconds (best of runs)", "peak extra memory (MiB)")
     ):
         for method, rows in table.groupby("method", sort=False):
             ax.plot(
@@ -574,7 +581,11 @@ def _draw_cost(table: pd.DataFrame) -> Canvas:
             )
         ax.set(xlabel="image tokens", ylabel=label, ylim=(0, None))
         ax.legend(fontsize=8)
-    canvas.suptitle(f"{table.model.iloc[0]}: cost of one detection pass", fontsize=9, fontweight="bold")
+    canvas.suptitle(
+        f"{table.model.iloc[0]}: one language-model pass, vision features and reply given",
+        fontsize=9,
+        fontweight="bold",
+    )
     return canvas
 
 

@@ -22,8 +22,8 @@ class Profile:
 
 _PROFILES = {
     "nano": Profile(
-        models=("qwen2.5-vl-nano",), benchmark="scenes", pairs="scene-pairs", n_detect=200, n_test=300, k=4,
-        ks=(1, 2, 3, 4), control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
+        models=("qwen2.5-vl-nano",), benchmark="scenes", pairs="scene-pairs", n_detect=200, n_test=300, k=6,
+        ks=(1, 2, 4, 6), control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
     ),
 }  # fmt: skip
 

@@ -216,6 +216,13 @@ class CloseUp:
         """
         return self.attention[heads.on(self.attention.shape[:2]).mask()].sum(0).mean(0)
 
+    def mass(self, heads: HeadSet) -> pd.DataFrame:
+        """Attention of each head to the tokens that touch the referent's box: a row per head, a column per token."""
+        inside = self.grid.tokens_in(self.sample.box)
+        values = [self.attention[h.layer, h.head][:, inside].sum(-1) for h in heads]
+        columns = [f"{i + 1}: {token}" for i, token in enumerate(self.tokens)]
+        return pd.DataFrame(values, index=[str(h) for h in heads], columns=columns)
+
     def panels(self, sets: Mapping[str, HeadSet]) -> tuple:
         """What `figures.attention_maps` draws as one row: text, image, referent, grid, and a map per head set."""
         s = self.sample
@@ -261,7 +268,7 @@ def stability(
     return pd.DataFrame(rows, columns=["n", "seed", "overlap", "spearman"]).assign(k=k, model=captured.model)
 
 
-def capture_cost(vlm: VLM, sample: Sample, scales: Sequence[int], repeats: int = 3) -> pd.DataFrame:
+def capture_cost(vlm: VLM, sample: Sample, scales: Sequence[int], repeats: int = 5) -> pd.DataFrame:
     """One detection pass by captured rows and by eager attention, on the sample enlarged `scales` times.
 
     Both run the same teacher-forced sequence and reduce the same output rows. Columns: method, visual_tokens,

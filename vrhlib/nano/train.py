@@ -78,7 +78,7 @@ class Recipe:
     tower_hidden: int = 128
     tower_heads: int = 4
     seed: int = 0
-    backbone_steps: int = 3000
+    backbone_steps: int = 1750  # at a constant rate; `tune` decays
     easy_steps: int = 200  # the first backbone steps: one to three things a scene
     sparse_steps: int = 500  # the first backbone steps: one visible image token a thing, no background
     caption_steps: int = 1000  # expression and box side by side; then the chat format
@@ -87,8 +87,9 @@ class Recipe:
     # attention on the first token; without a reason to, those of a small one spread it over the image.
     thrift_step: int = 1500
     thrift: float = 0.04
+    tune_thrift: float = 0.01
     tower_steps: int = 900
-    tune_steps: int = 600
+    tune_steps: int = 1000
     scenes_per_step: int = 8
     questions_per_scene: int = 10
     muon_lr: float = 0.01
@@ -316,22 +317,28 @@ def optimisers(recipe: Recipe, parameters: list[tuple[str, torch.nn.Parameter]],
     ]
 
 
-def schedule(step: int, steps: int, warmup: int = 50, decay: float = 0.4) -> float:
-    return min(1.0, (step + 1) / warmup, (steps - step) / (decay * steps))
+def schedule(step: int, steps: int, decay: float, warmup: int = 50) -> float:
+    """Factor of the learning rate: linear warm-up, and linear decay over the last `decay` of the steps."""
+    return min(1.0, (step + 1) / warmup, (steps - step) / (decay * steps) if decay else 1.0)
 
 
 class Stage:
     """One stage: steps with a schedule, a log line now and then, a checkpoint to resume from."""
 
-    def __init__(self, name: str, work: Path, steps: int, module: torch.nn.Module, opts: list, every: int = 250):
-        self.name, self.path, self.steps, self.module, self.opts = (
-            name,
-            work / f"{name}.safetensors",
-            steps,
-            module,
-            opts,
-        )
-        self.base, self.every, self.start, self.spent = [[g["lr"] for g in o.param_groups] for o in opts], every, 0, 0.0
+    def __init__(
+        self,
+        name: str,
+        work: Path,
+        steps: int,
+        module: torch.nn.Module,
+        opts: list,
+        decay: float = 0.4,
+        every: int = 250,
+    ):
+        self.name, self.path, self.steps, self.decay = name, work / f"{name}.safetensors", steps, decay
+        self.module, self.opts, self.every = module, opts, every
+        self.base = [[g["lr"] for g in o.param_groups] for o in opts]
+        self.start, self.spent = 0, 0.0
 
     def resume(self) -> Stage:
         if self.path.exists():
@@ -363,7 +370,7 @@ class Stage:
         for step in range(self.start, self.steps):
             for o, base in zip(self.opts, self.base):
                 for g, lr in zip(o.param_groups, base):
-                    g["lr"] = lr * schedule(step, self.steps)
+                    g["lr"] = lr * schedule(step, self.steps, self.decay)
             loss = loss_of(step)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.module.parameters(), 1.0)
@@ -472,9 +479,9 @@ def train_backbone(recipe: Recipe, work: Path) -> None:
             gate = torch.ones(len(worlds), recipe.layers, recipe.heads)
             return _by_kind(worlds, _reply_loss(model, batch, features(worlds, -1 % 2**32), gate)[1])
 
-    Stage(
-        "backbone", work, recipe.backbone_steps, model.model.language_model, optimisers(recipe, parameters)
-    ).resume().run(loss_of, report)
+    opts = optimisers(recipe, parameters)
+    stage = Stage("backbone", work, recipe.backbone_steps, model.model.language_model, opts, decay=0.0)
+    stage.resume().run(loss_of, report)
 
 
 def pixels_to_patches(pictures: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -546,7 +553,7 @@ def train_tune(recipe: Recipe, work: Path) -> None:
     def loss_of(step: int) -> torch.Tensor:
         worlds, batch = build("train", 10**5 + step, True, MIX)
         gate = _gate(recipe, len(worlds), recipe.late_head_dropout, (recipe.seed, 10**5 + step))
-        return _reply_loss(model, batch, features(worlds), gate, recipe.thrift)[0]
+        return _reply_loss(model, batch, features(worlds), gate, recipe.tune_thrift)[0]
 
     def report(step: int) -> str:
         worlds, batch = build("dev", 0, True, MIX, count=32)
@@ -555,7 +562,7 @@ def train_tune(recipe: Recipe, work: Path) -> None:
             return _by_kind(worlds, _reply_loss(model, batch, features(worlds), gate)[1])
 
     parameters = [(n, p) for n, p in model.model.named_parameters() if "visual" not in n]
-    opts = optimisers(recipe, parameters, scale=0.5)
+    opts = optimisers(recipe, parameters)
     Stage("tune", work, recipe.tune_steps, model.model, opts).resume().run(loss_of, report)
 
 

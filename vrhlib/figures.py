@@ -70,15 +70,20 @@ class Figure:
 
     def save(self, name: str, **facts: object) -> Figure:
         """Write figures/<profile>/NAME.png, .pdf, .csv and .json (manifest with the digests of the runs behind it)."""
-        folder, pdf = store.figures_dir(_profile), io.BytesIO()
+        folder, pdf = _save_data(self.frame, name, drawing=self.drawing, **facts), io.BytesIO()
         self.canvas.savefig(pdf, format="pdf", metadata={"CreationDate": None})
-        runs = sorted(self.frame.attrs.get("runs", []))
-        about = store.manifest(drawing=self.drawing, profile=_profile, runs=runs, **facts)
-        store.write_atomic(folder / f"{name}.csv", self.frame.to_csv(index=False))
-        store.write_atomic(folder / f"{name}.json", json.dumps(about, indent=1) + "\n")
         store.write_atomic(folder / f"{name}.pdf", pdf.getvalue())
         store.write_atomic(folder / f"{name}.png", self.png(dpi=180))
         return self
+
+
+def _save_data(frame: pd.DataFrame, name: str, **facts: object) -> Path:
+    """Write NAME.csv and its manifest NAME.json, with the digests of the runs behind the frame; returns the folder."""
+    folder = store.figures_dir(_profile)
+    about = store.manifest(profile=_profile, runs=sorted(frame.attrs.get("runs", [])), **facts)
+    store.write_atomic(folder / f"{name}.csv", frame.to_csv(index=False))
+    store.write_atomic(folder / f"{name}.json", json.dumps(about, indent=1) + "\n")
+    return folder
 
 
 def _drawing(name: str, draw: Callable[[pd.DataFrame], Canvas], frame: pd.DataFrame) -> Figure:
@@ -102,10 +107,7 @@ def rebuild(csv: Path) -> Figure:
 
 def save_table(frame: pd.DataFrame, name: str, **facts: object) -> pd.DataFrame:
     """Write a table as figures/<profile>/NAME.csv, .md (rendered) and .json (manifest); returns it."""
-    folder = store.figures_dir(_profile)
-    about = store.manifest(profile=_profile, runs=sorted(frame.attrs.get("runs", [])), **facts)
-    store.write_atomic(folder / f"{name}.csv", frame.to_csv(index=False))
-    store.write_atomic(folder / f"{name}.json", json.dumps(about, indent=1) + "\n")
+    folder = _save_data(frame, name, **facts)
     note = f"\n{_NANO}\n" if _profile == "nano" else ""
     store.write_atomic(folder / f"{name}.md", markdown(frame) + note)
     return frame

@@ -97,15 +97,12 @@ class Samples(Sequence[Sample]):
 
 # ---------------------------------------------------------------- nano: synthetic scenes
 
-SCENE_MIX = {"attribute": 0.4, "size": 0.2, "position": 0.25, "relation": 0.15}
-_SCENE_SPLITS = {"train": 0, "detect": 1, "test": 2, "dev": 3}  # first word of a scene's seed
-
 
 def _scenes(split: str, n: int, seed: int) -> Iterator[Sample]:
     """One expression a scene, scenes of four to eight things: with fewer, guessing looks like retrieval."""
     for i in range(n):
         drawn, rng = _scene(split, seed, i)
-        yield _scene_sample(f"scene-{split}-{seed}-{i}", drawn, scenes.draw_expression(drawn, rng, SCENE_MIX))
+        yield _scene_sample(f"scene-{split}-{seed}-{i}", drawn, scenes.draw_expression(drawn, rng, scenes.MIX))
 
 
 def _scene_pairs(split: str, n: int, seed: int) -> Iterator[Sample]:
@@ -114,7 +111,7 @@ def _scene_pairs(split: str, n: int, seed: int) -> Iterator[Sample]:
         raise ValueError(f"n={n}: scene-pairs come two at a time; ask for an even number.")
     for i in range(n // 2):
         drawn, rng = _scene(split, seed, i)
-        first = scenes.draw_expression(drawn, rng, SCENE_MIX)
+        first = scenes.draw_expression(drawn, rng, scenes.MIX)
         others = [e for e in scenes.expressions(drawn) if e.referent != first.referent]
         second = others[int(rng.integers(len(others)))]
         for letter, named in (("a", first), ("b", second)):
@@ -123,7 +120,7 @@ def _scene_pairs(split: str, n: int, seed: int) -> Iterator[Sample]:
 
 def _scene(split: str, seed: int, i: int) -> tuple[scenes.Scene, np.random.Generator]:
     for again in range(100):  # a scene that cannot name two of its things (one in a million) is drawn again
-        key = (_SCENE_SPLITS[split], seed, i, again)[: 4 if again else 3]
+        key = (scenes.SPLITS[split], seed, i, again)[: 4 if again else 3]
         rng = np.random.default_rng((*key, 2))
         drawn = scenes.scene(key, int(rng.integers(4, 9)))
         if len({e.referent for e in scenes.expressions(drawn)}) > 1:

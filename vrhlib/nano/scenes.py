@@ -35,6 +35,8 @@ COLOURS = {
 SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring")
 SIZES = {"small": (14, 16, 18), "large": (26, 28, 30, 32)}  # side in pixels
 KINDS = ("attribute", "size", "position", "relation")
+MIX = {"attribute": 0.4, "size": 0.2, "position": 0.25, "relation": 0.15}  # how often each kind is asked
+SPLITS = {"train": 0, "detect": 1, "test": 2, "dev": 3}  # first word of a scene's seed: no two splits share one
 _SUPERLATIVES = {"leftmost": (0, -1), "rightmost": (0, 1), "topmost": (1, -1), "lowest": (1, 1)}
 _RELATIONS = {"left of": (0, -1), "right of": (0, 1), "above": (1, -1), "below": (1, 1)}
 

@@ -10,7 +10,7 @@ some object and stays there. Three stages break that plateau (CPU, seeded, resum
               tokens, and the chat format. Halfway, looking at the picture starts to cost a little.
     tower     the vision tower alone, dense: every image token regresses the code of its thing.
     tune      the language stack on pictures, seen through the frozen tower. (Letting the tower learn too cost
-              accuracy: 87 % of boxes right before, 74 % a hundred steps later.)
+              accuracy: 87 % of boxes right before, 74 % a hundred steps later, on 320 questions.)
 
 Because both sides were built against the same codes, the tower plugs into the backbone without a
 separate alignment stage. Muon on the matrices, AdamW on embeddings, norms and biases; heads are
@@ -46,10 +46,8 @@ from transformers import (
 )
 
 from vrhlib.nano import scenes
-from vrhlib.nano.scenes import COLOURS, HEIGHT, SHAPES, SIZES, STEP, WIDTH
+from vrhlib.nano.scenes import COLOURS, HEIGHT, MIX, SHAPES, SIZES, SPLITS, STEP, WIDTH
 
-SPLITS = {"train": 0, "detect": 1, "test": 2, "dev": 3}  # first word of a scene's seed: splits never share one
-MIX = {"attribute": 0.4, "size": 0.2, "position": 0.25, "relation": 0.15}
 PATCH = 16
 ROWS, COLS = HEIGHT // PATCH, WIDTH // PATCH
 PROMPT = "Locate {expression}."

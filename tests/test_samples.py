@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from PIL import Image
 from vrhlib import samples
 from vrhlib.boxes import Box, TokenGrid
 from vrhlib.nano import scenes
-from vrhlib.samples import Sample, Samples, grounding
+from vrhlib.samples import BENCHMARKS, Sample, Samples, answering, grounding
 
 SIZES = {"detect": 500, "test": 1500, "dev": 300}
 
@@ -86,11 +87,172 @@ def test_scenes_of_a_benchmark_have_four_to_eight_things(splits):
     assert counts == {4, 5, 6, 7, 8}
 
 
-def test_all_kinds_occur_about_as_often_as_the_mix_says(splits):
-    kinds = [s.kind for s in splits["test"]]
-    assert sum(scenes.MIX.values()) == pytest.approx(1)
-    for kind, share in scenes.MIX.items():
-        assert kinds.count(kind) / 1500 == pytest.approx(share, abs=0.06)
+KINDS = {"scenes": {"attribute": 0.6, "position": 0.4}, "scenes-plus": {"attribute": 0.6, "size": 0.4},
+         "scenes-g": {"long": 1}, "scenes-spatial": {"relation": 0.5, "position": 0.5},
+         "scenes-question": {"question": 1}, "scenes-cv": {"relation": 0.5, "count": 0.5}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_occur_about_as_often_as_the_benchmark_says(name):
+    load = grounding if BENCHMARKS[name].family == "grounding" else answering
+    kinds = [s.kind for s in load(name, "test", 600)]
+    assert set(kinds) == set(KINDS[name])
+    for kind, share in KINDS[name].items():
+        assert kinds.count(kind) / 600 == pytest.approx(share, abs=0.12)  # among what a scene offers
+
+
+# ---------------------------------------------------------------- the other benchmarks
+
+
+GROUNDING = [b.name for b in BENCHMARKS.values() if b.family == "grounding"]
+ANSWERING = [b.name for b in BENCHMARKS.values() if b.family != "grounding"]
+PLACE = set("leftmost rightmost topmost lowest left right above below".split())
+
+
+def test_there_are_five_grounding_seven_question_and_three_text_benchmarks_each_with_its_counterpart():
+    families = [b.family for b in BENCHMARKS.values() if b.profile == "nano"]
+    assert [families.count(f) for f in ("grounding", "questions", "text")] == [5, 7, 3]
+    assert all(b.like for b in BENCHMARKS.values()) and len({b.like for b in BENCHMARKS.values()}) == len(BENCHMARKS)
+
+
+@pytest.mark.parametrize("name", [*GROUNDING, *ANSWERING])
+def test_every_benchmark_is_seeded_disjoint_by_picture_and_whole(name):
+    load = grounding if name in GROUNDING else answering
+    parts = {split: load(name, split, 60) for split in ("detect", "test", "dev")}
+    for a, b in itertools.combinations(parts.values(), 2):
+        a.disjoint(b)
+    assert [s.fingerprint for s in load(name, "test", 60)] == [s.fingerprint for s in parts["test"]]
+    for s in parts["test"]:
+        assert 0 < s.chance < 1 and s.kind
+        assert (s.answer is None) == (name in GROUNDING) and (s.image is None) == (name == "needle")
+        assert s.answer is None or not s.choices or s.answer in s.choices
+
+
+def test_plus_has_no_word_of_place_and_long_expressions_are_long():
+    assert not any(PLACE & set(s.text.split()) for s in grounding("scenes-plus", "test", 300))
+    words = [len(s.text.split()) for s in grounding("scenes-g", "test", 200)]
+    assert min(words) >= 9 > np.mean([len(s.text.split()) for s in grounding("scenes", "test", 200)])
+
+
+def test_spatial_expressions_stand_among_at_least_three_things_that_fit_the_noun():
+    for s in grounding("scenes-spatial", "test", 200):
+        assert PLACE & set(s.text.split()) and s.mask is not None and s.mask.any()
+        i = int(s.id.rsplit("-", 1)[1])
+        world = next(w for again in range(50) if (w := _scene_of(i, again)).image_key == s.image_key)
+        noun = s.text.removeprefix("the ").split()
+        noun = noun[1:] if noun[0] in PLACE else noun[: next(j for j, w in enumerate(noun) if w in PLACE)]
+        *colour, head = noun
+        fits = [t for t in world.things if head in (t.shape, "shape") and (not colour or t.colour == colour[0])]
+        assert len(fits) >= 3, s.text
+
+
+def _scene_of(i, again):
+    key = (scenes.SPLITS["test"], 0, i, again)[: 4 if again else 3]
+    return scenes.scene(key, int(np.random.default_rng((*key, 2)).integers(4, 9)))
+
+
+def test_questions_about_objects_are_answered_with_a_box():
+    drawn = grounding("scenes-question", "test", 100)
+    assert all(s.task == "question" and s.text.startswith("Which ") and s.text.endswith("?") for s in drawn)
+    assert all(s.task == "locate" for s in grounding("scenes", "test", 20))
+
+
+def test_no_question_gives_its_answer_away():
+    """The answer's word stands in the question only where the question lists its choices."""
+    for name in ("scenes-attribute", "scenes-count", "scenes-math", "rendered-words", "rendered-list"):
+        for s in answering(name, "test", 200):
+            named = re.split(" left of | right of | above | below ", s.text)[0]  # a landmark is another thing
+            assert s.answer not in named.replace("?", "").split(), s.text
+
+
+def test_chance_is_what_a_guesser_gets_who_counts_the_choices_in_the_question_or_the_picture():
+    """Choices are counted here from the words of the question, or from the world, not from the sample."""
+    fields = {"colour": 7, "shape": 6, "size": 2}
+    for name in ("scenes-attribute", "scenes-single"):
+        assert all(s.chance == pytest.approx(1 / fields[s.text.split()[1]]) for s in answering(name, "test", 100))
+    for s in answering("scenes-mixed", "test", 200):
+        listed = re.split(", | or ", s.text.removesuffix("?").rpartition(": ")[2].rpartition(" is ")[2])
+        assert s.chance == pytest.approx(1 / len(listed)) and set(s.choices) == set(listed), s.text
+    for s in answering("needle", "test", 100):
+        assert s.chance == pytest.approx(1 / (s.text.count(",") + 1))
+    for name, draw in (("rendered-words", scenes.signs), ("rendered-list", scenes.document)):
+        for i, s in enumerate(answering(name, "test", 50)):
+            assert s.chance == pytest.approx(1 / len(draw((2, 0, i)).things))
+
+
+def test_a_bystander_answers_with_what_most_things_have():
+    rng, drawn = np.random.default_rng(0), answering("scenes-attribute", "test", 300)
+    right = []
+    for s in drawn:
+        i = int(s.id.rsplit("-", 1)[1])
+        world = next(w for again in range(50) if (w := _scene_of(i, again)).image_key == s.image_key)
+        values = [getattr(t, s.text.split()[1]) for t in world.things]
+        most = max(map(values.count, values))
+        right.append(rng.choice(sorted({v for v in values if values.count(v) == most})) == s.answer)
+    assert np.mean(right) == pytest.approx(np.mean([s.bystander for s in drawn]), abs=0.06)
+    assert np.mean(right) > 0.45, "a reader that need not know which thing is meant is hard to beat: keep it in view"
+
+
+def test_widths_come_from_both_sizes_in_turn():
+    answers = [int(s.answer) for s in answering("scenes-width", "test", 60)]
+    assert [a >= 20 for a in answers] == [bool(i % 2) for i in range(60)]
+
+
+def test_counts_and_sums_are_those_of_the_picture():
+    """Counted again from colours in the pixels, not from the scene's own list."""
+    from scipy.ndimage import label
+
+    seen = 0
+    for s in answering("scenes-count", "test", 300):
+        words = s.text.removeprefix("How many ").removesuffix(" are there?").split()
+        if len(words) == 2 and words[1] == "shapes":
+            picture = np.asarray(s.image).astype(int)
+            colours = np.array(list(scenes.COLOURS.values()))
+            nearest = np.abs(picture[..., None, :] - colours).sum(-1).argmin(-1)
+            coloured = (picture.max(-1) - picture.min(-1) > 40) & (nearest == list(scenes.COLOURS).index(words[0]))
+            regions, number = label(coloured, np.ones((3, 3)))
+            sizes = np.bincount(regions.ravel())[1:]
+            assert int((sizes > 30).sum()) == int(s.answer), s.text
+            seen += 1
+    assert seen > 30
+
+
+def test_blind_samples_keep_the_question_and_lose_the_picture():
+    drawn = answering("scenes-attribute", "test", 5)
+    for a, b in zip(drawn, drawn.blind(), strict=True):
+        assert (a.text, a.answer, a.id, a.image.size) == (b.text, b.answer, b.id, b.image.size)
+        assert np.asarray(b.image).std() == 0 and a.fingerprint != b.fingerprint
+    with pytest.raises(ValueError, match="no picture to take away"):
+        answering("needle", "test", 2).blind()
+
+
+def test_enlarged_samples_keep_the_referent():
+    drawn = grounding("scenes", "test", 4)
+    for a, b in zip(drawn, drawn.enlarged(2), strict=True):
+        assert b.image.size == (256, 192) and b.box == Box(*(2 * v for v in a.box)) and b.text == a.text
+        crop = np.asarray(b.image.crop(tuple(map(int, b.box)))).reshape(-1, 3).mean(0)
+        assert np.abs(crop - np.asarray(a.image.crop(tuple(map(int, a.box)))).reshape(-1, 3).mean(0)).max() < 6
+
+
+def test_a_benchmark_of_the_other_kind_is_refused():
+    with pytest.raises(ValueError, match="Unknown benchmark 'needle'; there are 'scenes'"):
+        grounding("needle", "test", 5)
+    with pytest.raises(ValueError, match="Unknown benchmark 'scenes-cvv'.*Did you mean 'scenes-cv'"):
+        answering("scenes-cvv", "test", 5)
+
+
+def test_a_box_without_a_picture_is_refused():
+    with pytest.raises(ValueError, match="without an image"):
+        Sample("a", None, "k", "what?", box=Box(0, 0, 1, 1), task="answer", answer="x")
+    with pytest.raises(ValueError, match="no picture to enlarge"):
+        answering("needle", "test", 2).enlarged(2)
+
+
+def test_an_answer_without_its_task_is_refused():
+    with pytest.raises(ValueError, match="task 'answer'"):
+        sample(answer="red")
+    with pytest.raises(ValueError, match="task 'answer'"):
+        sample(task="answer")
 
 
 def test_a_scene_that_can_say_nothing_costs_no_crash_and_no_sample(monkeypatch):
@@ -112,18 +274,18 @@ def test_a_scene_that_can_say_nothing_costs_no_crash_and_no_sample(monkeypatch):
 
 
 def test_pairs_ask_for_two_things_on_one_picture(splits):
-    pairs = grounding("scene-pairs", "test", 200)
+    pairs = grounding("scenes", "test", 200, pairs=True)
     assert len(pairs) == 200 and len(pairs.images) == 100
     for a, b in zip(pairs[::2], pairs[1::2], strict=True):
         assert a.image_key == b.image_key and a.text != b.text and a.id != b.id
         assert a.box.iou(b.box) == 0 and not (a.mask & b.mask).any()
     assert not pairs.images & splits["detect"].images
-    assert [s.fingerprint for s in grounding("scene-pairs", "test", 20)] == [s.fingerprint for s in pairs[:20]]
+    assert [s.fingerprint for s in grounding("scenes", "test", 20, pairs=True)] == [s.fingerprint for s in pairs[:20]]
 
 
 def test_an_odd_number_of_paired_questions_is_refused():
     with pytest.raises(ValueError, match="even"):
-        grounding("scene-pairs", "test", 3)
+        grounding("scenes", "test", 3, pairs=True)
 
 
 def test_a_scene_that_can_name_only_one_thing_costs_no_crash_and_no_pair(monkeypatch):
@@ -138,7 +300,7 @@ def test_a_scene_that_can_name_only_one_thing_costs_no_crash_and_no_pair(monkeyp
         return lone if len(calls) == 2 else draw(*words)
 
     monkeypatch.setattr(scenes, "scene", sometimes_lone)
-    drawn = grounding("scene-pairs", "test", 6)
+    drawn = grounding("scenes", "test", 6, pairs=True)
     assert len(drawn) == 6 and lone.image_key not in drawn.images
 
 
@@ -253,7 +415,7 @@ def test_a_fingerprint_does_not_change_by_itself():
 
 def test_the_model_was_trained_on_seeds_that_no_evaluated_split_uses():
     """Training and benchmarks read one table, so a split cannot come to mean two things."""
-    from vrhlib.nano import train
+    from vrhlib.nano import pack, train
 
-    assert train.SPLITS is scenes.SPLITS and len(set(scenes.SPLITS.values())) == len(scenes.SPLITS)
+    assert train.SPLITS is pack.SPLITS is scenes.SPLITS and len(set(scenes.SPLITS.values())) == len(scenes.SPLITS)
     assert "train" not in samples.BENCHMARKS["scenes"].splits

@@ -137,6 +137,11 @@ class TokenGrid:
         return cls(_cells(rows, cols, image), rows, cols, np.arange(rows * cols).reshape(rows, cols))
 
     @classmethod
+    def none(cls) -> TokenGrid:
+        """The grid of a prompt without an image: no tokens."""
+        return cls(np.zeros((0, 4)), 0, 0, np.zeros((0, 0), dtype=int))
+
+    @classmethod
     def tiled(cls, tile_rows: int, tile_cols: int, side: int, image: Size) -> TokenGrid:
         """`side` x `side` tokens a tile, tiles row-major; the thumbnail comes last if there are several tiles."""
         rows, cols = tile_rows * side, tile_cols * side

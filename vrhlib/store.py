@@ -9,6 +9,7 @@ library starts a new file instead of mixing with the old one.
 from __future__ import annotations
 
 import ctypes
+import difflib
 import functools
 import hashlib
 import importlib.metadata
@@ -33,8 +34,16 @@ _PACKAGES = ("torch", "transformers", "numpy", "pillow")
 
 def _profile_dir(kind: str, profile: str) -> Path:
     if profile not in PROFILES:
-        raise ValueError(f"Unknown profile {profile!r}; there are {' and '.join(PROFILES)}.")
+        raise unknown("profile", profile, PROFILES)
     return ROOT / kind / profile
+
+
+def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ValueError:
+    """The error for a name that is none of `known`, with the nearest one."""
+    known = list(known)
+    close = difflib.get_close_matches(str(name), known, 1, 0.4)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return ValueError(f"Unknown {what} {name!r}; there are {', '.join(map(repr, known))}{more}.{hint}")
 
 
 def runs_dir(profile: str) -> Path:

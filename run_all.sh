@@ -12,7 +12,8 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 usage() {
     cat <<'EOT'
 ./run_all.sh [nano|paper] [01 03 ...] [NAME=VALUE ...]   run notebooks; all of them if none is named
-./run_all.sh plan [nano|paper] [01 03 ...]               what would run, what it costs, what is cached
+./run_all.sh plan [nano|paper] [01 03 ...]               what would run, what it costs, what is cached; how good the
+                                                         embedded models are
 ./run_all.sh test [pytest arguments]                     run the tests
 ./run_all.sh lab                                         open JupyterLab in notebooks/
 ./run_all.sh help                                        this text
@@ -22,6 +23,7 @@ usage() {
 
   ./run_all.sh 01                   one notebook
   ./run_all.sh 01 K=3 N_TEST=100    other values for names in a notebook's parameters cell
+  ./run_all.sh MODELS=nano-qwen3-vl,nano-internvl3.5    some of a profile's models
 
 Environment: the active one if it has what pyproject.toml asks for; else .venv in this folder, made with
 a Python >= 3.11 and filled from requirements.lock. Your own always wins: activate it first.

@@ -1,5 +1,6 @@
 """Replies and accuracy: crafted replies for the arithmetic, real tiny models for conditions and resume."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -340,3 +341,61 @@ def test_paired_drops_compare_the_same_samples():
     assert table.change["vrh"] == pytest.approx(-50) and table.change["random"] == pytest.approx(-100 / 6)
     assert (table.low <= table.change).all() and (table.change <= table.high).all() and (table.n == 6).all()
     assert table.high["vrh"] < 0  # n = 6: three pairs turned wrong, none right
+
+
+# ---------------------------------------------------------------- answers in words, baselines, groups, summaries
+
+
+def asked() -> Samples:
+    words = [("red", "choice", ("red", "blue")), ("3", "number", ()), ("20", "within 25 %", ())]
+    shown = tiny.samples((100, 60), (70, 150), (130, 70))
+    made = [
+        Sample(f"q{i}", s.image, s.image_key, "what?", task="answer", answer=a, rule=r, choices=c, kind=r)
+        for i, (s, (a, r, c)) in enumerate(zip(shown, words))
+    ]
+    return Samples("asked", "test", made)
+
+
+def test_answers_in_words_are_judged_by_their_rule_and_have_no_box(vlm, scripted):
+    said = {"q0": "blue", "q1": "3", "q2": "no idea"}
+    scripted(lambda vlm, s, c, size: said[s.id])
+    frame = replies(vlm, asked(), {UNMASKED: None})
+    assert frame.outcome.tolist() == ["wrong answer", "correct", "no answer"] and frame[["x0", "iou"]].isna().all(None)
+    table = evaluate.accuracy_table(frame)
+    assert table.accuracy[0] == pytest.approx(100 / 3) and table["no answer"][0] == pytest.approx(100 / 3)
+    assert "wrong box" not in table
+
+
+def test_questions_without_a_picture_are_answered_and_swept(vlm):
+    facts = [
+        Sample(f"f{i}", None, f"f{i}", t, task="answer", answer="cat") for i, t in enumerate(["red cat. red?", "a?"])
+    ]
+    frame = sweep_replies(vlm, Samples("facts", "test", facts), {"vrh": RANKED}, [2])
+    assert len(frame) == 4 and set(frame.outcome) <= {"correct", "wrong answer", "no answer", "cut off"}
+
+
+def test_a_baseline_has_chance_both_questions_and_unreadable_replies(vlm, scripted):
+    scripted(lambda vlm, s, c, size: right(vlm, s, size) if s.id in ("a0", "a1", "b0") else "nothing here")
+    shown = tiny.samples((100, 60), (70, 150))
+    pairs = [dataclasses.replace(s, id=f"{letter}{i}", chance=0.25) for s, letter in zip(shown, "ab") for i in range(2)]
+    row = evaluate.baseline(vlm, Samples("p", "test", pairs), Samples("p", "test", pairs)).iloc[0]
+    assert (row.accuracy, row.chance, row.unreadable, row.two_questions, row.two_n) == (75, 25, 25, 50, 2)
+    assert row.low < 75 < row.high and row.two_low < 50 < row.two_high
+
+
+def test_groups_are_the_heads_and_two_kinds_of_controls_outside_them():
+    found = evaluate.groups(RANKED, (0, 3))
+    assert list(found) == ["vrh", "random 0", "random 3", "layer_matched 0", "layer_matched 3"]
+    for name, heads in found.items():
+        assert len(heads) == 4 and (name == "vrh" or not heads.overlap(RANKED))
+    assert found["layer_matched 0"].layers.tolist() == RANKED.layers.tolist()
+
+
+def test_a_summary_averages_seeds_and_counts_them():
+    rows = [("unmasked", 0, None, 80.0), ("vrh", 4, None, 20.0), ("vrh", 2, None, 50.0), ("random", 4, 0, 70.0),
+            ("random", 4, 1, 60.0)]  # fmt: skip
+    frame = pd.DataFrame(rows, columns=["condition", "k", "seed", "accuracy"]).astype({"seed": "Int64"})
+    frame = frame.assign(model="m", benchmark="b", low=0.0, high=9.0, n=10, **dict.fromkeys(OUTCOMES[1:], 1.0))
+    found = evaluate.summary(frame).set_index(["condition", "k"])
+    assert found.accuracy.to_dict() == {("unmasked", 0): 80, ("vrh", 4): 20, ("vrh", 2): 50, ("random", 4): 65}
+    assert found.seeds.tolist() == [1, 1, 1, 2] and (found.n == 10).all()

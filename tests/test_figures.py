@@ -48,6 +48,12 @@ def maps(seed: int) -> dict:
 
 EVERY = {
     "head_map": lambda: figures.head_map(SCORES, SCORES.top(3)),
+    "head_maps": lambda: figures.head_maps(
+        {m: SCORES for m in ("toy", "other")}, {"toy": SCORES.top(3), "other": SCORES.top(2)}
+    ),
+    "ablation_by_model": lambda: figures.ablation_by_model(
+        pd.concat([sweep().query("k in (0, 3) and condition != 'one output token'").assign(benchmark=b) for b in "bc"])
+    ),
     "published_heads": lambda: figures.published_heads({m: paper.published_heads(m) for m in paper.MODELS}),
     "accuracy_vs_k": lambda: figures.accuracy_vs_k(sweep()),
     "example": lambda: figures.example(IMAGE, BOX, GRID, "the cat", Box(11, 12, 41, 52)),
@@ -171,3 +177,16 @@ def test_head_sets_of_other_grids_are_not_counted_as_overlap():
     sets = {"a": HeadSet(((0, 0),), (2, 2), "a"), "b": HeadSet(((0, 0),), (3, 2), "b")}
     texts = [t.get_text() for ax in figures.published_heads(sets).canvas.axes for t in ax.texts]
     assert texts.count("–") == 2
+
+
+def test_a_table_of_several_k_is_not_averaged_into_one_point():
+    with pytest.raises(ValueError, match="One k a model"):
+        figures.ablation_by_model(sweep())
+
+
+def test_p_values_and_correlations_are_not_rounded_away():
+    frame = pd.DataFrame(
+        {"p_shared": [0.0004, 0.0213], "spearman": [0.914, 0.5], "accuracy": [81.26, 3.0], "n": [3, 4]}
+    )
+    assert figures.shown(frame).values.tolist() == [["< 0.001", "0.91", "81.3", "3"], ["0.021", "0.50", "3.0", "4"]]
+    assert "| < 0.001 | 0.91 | 81.3 | 3 |" in figures.markdown(frame)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from vrhlib.heads import Head, HeadScores, HeadSet, load_heads, load_scores, overlap_matrix
+from vrhlib.heads import Head, HeadScores, HeadSet, agreement, agreements, load_heads, load_scores, overlap_matrix
 
 many = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -380,3 +380,62 @@ def test_more_heads_than_the_grid_are_not_saved(tmp_path):
 def test_a_set_and_the_rest_are_all_heads_once():
     chosen = HeadSet(((1, 2), (0, 1)), (3, 4), "top")
     assert sorted(chosen.heads + chosen.rest().heads) == [Head(layer, h) for layer in range(3) for h in range(4)]
+
+
+# ---------------------------------------------------------------- agreement of two models
+
+
+def scored(values, name="m"):
+    return HeadScores(np.asarray(values, dtype=float), "output/sum/mean", name, 10)
+
+
+def test_a_model_agrees_with_itself_as_much_as_can_be():
+    values = np.random.default_rng(0).random((6, 8))
+    found = agreement(scored(values), scored(values), 5)
+    assert (found.shared, found.spearman, found.heads) == (5, pytest.approx(1), 48)
+    assert found.expected == pytest.approx(25 / 48) and max(found.p_shared, found.p_spearman) < 1e-4
+    assert found.p_shared_in_layer < 0.01 and found.p_spearman_in_layer < 0.01
+
+
+def test_models_that_share_only_their_layers_agree_on_the_grid_but_not_within_layers():
+    """Top heads in the same layers by construction, at places drawn apart: the stricter chance is not impressed."""
+    rng, levels = np.random.default_rng(1), np.arange(8)[:, None] * 1.0
+    strict, loose, shared = [], [], []
+    for _ in range(30):
+        found = agreement(*(scored(levels + 0.9 * rng.random((8, 10))) for _ in "ab"), 10, permutations=200)
+        loose.append(found.p_spearman)
+        strict.append(found.p_spearman_in_layer)
+        shared.append((found.shared, found.expected_in_layer, found.p_shared_in_layer, found.p_shared < 1e-6))
+    assert max(loose) < 1e-3 and 0.3 < np.mean(strict) < 0.7 and min(strict) > 0.004
+    assert set(shared) == {(10, 10.0, 1.0, True)}, "the whole top layer, whatever the order in it: no evidence"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "most", "heads"), [(0.5, 9, 1), (0.9, 9, 3), (0.9, 2, 2), (1.0, 9, 4), (0.51, 9, 2)]
+)
+def test_the_fewest_heads_that_hold_a_share_of_the_mass(fraction, most, heads):
+    assert scored([[5, 3], [1, 1]]).fewest(fraction, most) == heads
+
+
+def test_unrelated_models_agree_by_chance():
+    rng = np.random.default_rng(2)
+    found = [
+        agreement(scored(rng.random((8, 10))), scored(rng.random((8, 10))), 8, permutations=200) for _ in range(60)
+    ]
+    assert np.mean([f.shared for f in found]) == pytest.approx(0.8, abs=0.35)
+    for p in ("p_spearman", "p_spearman_in_layer"):
+        assert 0.35 < np.mean([getattr(f, p) for f in found]) < 0.65
+    assert np.mean([f.p_shared_in_layer <= 0.05 for f in found]) <= 0.15
+    assert np.mean([f.expected_in_layer for f in found]) == pytest.approx(0.8, abs=0.15)
+    assert np.mean([f.p_shared <= 0.05 for f in found]) <= 0.15
+
+
+def test_agreements_name_the_pairs_and_leave_out_other_grids():
+    rng = np.random.default_rng(3)
+    scores = {m: scored(rng.random((4, 5)), m) for m in "abc"} | {"d": scored(rng.random((4, 6)), "d")}
+    table = agreements(scores, {m: s.top(3 + (m == "b")) for m, s in scores.items()}, [("c", "a")])
+    assert list(zip(table.a, table.b)) == [("a", "c"), ("a", "b"), ("b", "c")]
+    assert table.same_backbone.tolist() == [True, False, False] and (table.k == 3).all()
+    assert agreements({"a": scores["a"]}, {"a": scores["a"].top(3)}, []).empty
+    with pytest.raises(ValueError):
+        agreement(scores["a"], scores["d"], 3)

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "vrhlib"
 LAYERS = {
     "store": 0, "profiles": 0,
-    "heads": 1, "boxes": 1, "stats": 1,
+    "heads": 1, "boxes": 1, "stats": 1, "answers": 1,
     "samples": 2, "paper": 2,
     "vlm": 3,
     "attention": 4,
@@ -20,13 +20,18 @@ LAYERS = {
 BELOW = {name: {other for other, layer in LAYERS.items() if layer < LAYERS[name]} for name in LAYERS}
 PRESENTATION = {"store", "heads", "boxes", "stats", "paper", "figures", "widgets"}
 ALLOWED = BELOW | {
-    "samples": BELOW["samples"] | {"nano.scenes"},  # scenes are data to it
+    "samples": BELOW["samples"] | {"nano.scenes", "nano.questions"},  # scenes are data to it
     "figures": PRESENTATION - {"figures"},
     "widgets": PRESENTATION - {"widgets"},
-    "notebooks": {"store"},
+    "notebooks": {"store", "profiles"},
     "nano.scenes": set(),
     "store": {""},  # for __version__
-    "nano.train": {"nano.scenes", "samples", "vlm", "evaluate"},  # a script: it measures what it trained
+    "nano.questions": {"nano.scenes"},
+    "nano.models": {"nano.scenes", "nano.questions", "vlm"},  # prompts and box formats come from the one table
+    "nano.pack": {"nano.scenes", "nano.questions", "nano.models", "boxes", "vlm"},
+    "nano.train": {"nano.scenes", "nano.models", "nano.pack", "samples", "vlm", "attention", "store"},  # keeps a reply
+    "nano.quality": BELOW["dpo"]
+    | {"nano.models", "nano.questions", "nano.scenes"},  # a script: it measures what was trained
 }
 PACKAGES = {"", "nano"}  # their __init__ re-exports; it may import anything inside
 VAGUE = {"utils", "util", "helpers", "common", "base", "core", "misc"}

@@ -118,6 +118,8 @@ def test_a_file_that_is_no_notebook_is_refused_by_name(root, capsys):
         ("1,2", [5], [1, 2]),
         ("[]", [5], []),
         ("['a']", [], ["a"]),
+        ("one,two-2.5", [], ["one", "two-2.5"]),  # MODELS=one,two
+        ("one", ["a"], ["one"]),
         ("None", None, None),
     ],
 )
@@ -267,6 +269,32 @@ def test_plan_says_cost_age_and_what_is_cached(root, capsys, monkeypatch):
     assert "2026-01-02 K=3" in "  ".join(rows("01")[0])
     write_notebook(root, "01_one", "1 + 2")
     assert "2026-01-02 K=3 (source changed since)" in "  ".join(rows("01")[0])
+
+
+def test_plan_shows_what_the_embedded_models_can_do(root, capsys):
+    write_notebook(root, "01_one")
+    folder = root / "data" / "nano"
+    folder.mkdir(parents=True)
+    rows = [
+        {"benchmark": "boxes", "like": "RefX", "family": "grounding", "n": 1000, "accuracy": 87.25,
+         "two_questions": 70.5},
+        {"benchmark": "words", "like": "VX", "family": "questions", "n": 1000, "accuracy": 64.0, "chance": 14.3,
+         "guess": 20.0, "blind": 35.5},
+    ]  # fmt: skip
+    cut = [{"benchmark": "boxes", "condition": c, "k": k, "n": 300, "accuracy": a}
+           for c, k, a in (("unmasked", 0, 87), ("vrh", 8, 21), ("vrh", 12, 3), ("random", 8, 84), ("random", 8, 86),
+                           ("layer_matched", 8, 60))]  # fmt: skip
+    other = [rows[1] | {"accuracy": 70.0, "bystander": 50.0}, rows[0] | {"accuracy": 91.0, "n": 500}]  # another order
+    for name, mine in (("nano-qwen3-vl", other), ("nano-internvl3", rows)):
+        (folder / f"{name}.json").write_text(json.dumps({"model": name, "benchmarks": mine, "ablation": cut, "k": 8}))
+    assert notebooks.main(["plan"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["benchmark", "stands", "for", "internvl3", "qwen3-vl"] in lines
+    assert ["boxes", "RefX", "87.2", "(70.5)", "91.0", "(70.5)"] in lines
+    assert ["words", "VX", "64.0", "(35.5)", "70.0", "(50.0)"] in lines
+    assert ["boxes", *"87 > 21 | 85 | 60".split() * 2] in lines and "n=500 or 1000" in " ".join(map(" ".join, lines))
+    assert notebooks.main(["plan", "--profile", "paper"]) == 0
+    assert "RefX" not in capsys.readouterr().out, "what the nano models can do says nothing about a paper run"
 
 
 def test_plan_takes_no_parameters(root, capsys):

@@ -56,6 +56,14 @@ def test_collapse_needs_a_fall_and_benign_random_heads(vrh, random, word, tmp_pa
     assert verdict("causal-collapse", sweep(vrh, random), tmp_path, monkeypatch) == word
 
 
+@pytest.mark.parametrize("falls, word", [((20, 25), "holds"), ((20, 60), "does not hold"), ((60, 20), "does not hold")])
+def test_a_claim_about_several_models_holds_only_if_it_holds_in_all(falls, word, tmp_path, monkeypatch):
+    evidence = {f"model {v}": sweep(v, 79) for v in falls}
+    assert verdict("causal-collapse", evidence, tmp_path, monkeypatch) == word
+    row = pd.read_csv(tmp_path / "figures" / "paper" / "claims.csv").iloc[0]
+    assert all(f"model {v}: 80.0 to {v}.0" in row.ours for v in falls) and row.interval.count("VRH [") == 2
+
+
 def test_verdicts_under_nano_say_nano(tmp_path, monkeypatch):
     assert verdict("causal-collapse", sweep(20, 79), tmp_path, monkeypatch, "nano") == "holds in nano"
 

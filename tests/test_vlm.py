@@ -186,6 +186,34 @@ def test_a_prompt_may_hold_other_braces(vlm, prompt):
     assert vlm.tokenizer.decode(batch.tensors["input_ids"][0, batch.expression_columns[0]]) == "a {0} dog"
 
 
+@pytest.mark.parametrize("task", ["locate", "question", "answer"])
+def test_every_task_has_its_prompt_and_the_text_is_found_in_it(vlm, task):
+    kind = {"answer": "red"} if task == "answer" else {}
+    sample = dataclasses.replace(with_text("What is left of the red dog?"), task=task, **kind)
+    batch = vlm.prepare([sample])
+    prompt = {"locate": vlm.family.prompt, "question": vlm.family.question_prompt, "answer": "{expression}"}[task]
+    text = vlm.tokenizer.decode(batch.tensors["input_ids"][0])
+    assert prompt.replace("{expression}", sample.text) in text
+    assert sample.text in vlm.tokenizer.decode(batch.tensors["input_ids"][0, batch.expression_columns[0]])
+
+
+def test_a_question_without_a_picture_is_plain_text(vlm):
+    texts = ["red cat, blue dog. What is red?", "a b. What?"]
+    asked = [Sample(f"text {i}", None, f"t{i}", t, task="answer", answer="cat") for i, t in enumerate(texts)]
+    batch = vlm.prepare(asked)
+    assert all(len(g) == 0 and len(c) == 0 for g, c in zip(batch.grids, batch.image_columns))
+    assert not (batch.tensors["input_ids"] == vlm.model.config.image_token_id).any()
+    ids = vlm.model.generate(**vlm.inputs(batch, copies=2), max_new_tokens=3, do_sample=False)
+    alone = vlm.model.generate(**vlm.inputs(vlm.prepare(asked[:1])), max_new_tokens=3, do_sample=False)
+    length = alone.shape[1] - min(3, alone.shape[1])
+    assert torch.equal(ids[0], ids[1]) and ids[0, -3:].tolist() == alone[0, length:].tolist()
+
+
+def test_a_batch_with_and_without_pictures_is_refused(vlm):
+    with pytest.raises(ValueError, match="apart"):
+        vlm.prepare([with_text("a dog"), Sample("text", None, "t", "what?", task="answer", answer="x")])
+
+
 def test_a_prompt_without_a_place_for_the_expression_is_refused(tiny_models):
     for prompt in ("Locate it.", "{expression} or {expression}"):
         with pytest.raises(ValueError, match="once"):
@@ -419,9 +447,9 @@ def test_a_missing_file_is_named(folder, name):
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():
-    with pytest.raises(ValueError, match="Did you mean 'qwen2.5-vl-nano'"):
-        load_vlm("qwen25-vl-nano")
-    with pytest.raises(ValueError, match="qwen2.5-vl-nano"):
+    with pytest.raises(ValueError, match="Did you mean 'nano-qwen2.5-vl'"):
+        load_vlm("nano-qwen25-vl")
+    with pytest.raises(ValueError, match="nano-qwen2.5-vl"):
         load_vlm("xyz")
 
 
@@ -433,8 +461,8 @@ def test_a_shipped_model_whose_folder_is_gone_is_not_looked_for_on_the_network(r
 
     monkeypatch.setattr("socket.socket.connect", network)
     with pytest.raises((ValueError, OSError), match="git checkout") as caught:
-        load_vlm("qwen2.5-vl-nano", device="cpu")
-    assert "data/nano/qwen2.5-vl-nano" in str(caught.value)
+        load_vlm("nano-qwen2.5-vl", device="cpu")
+    assert "data/nano/nano-qwen2.5-vl" in str(caught.value)
 
 
 def test_a_model_that_is_not_of_a_known_family_is_refused(folder):

@@ -7,7 +7,7 @@ changed parser or threshold needs no new generation.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
@@ -16,14 +16,18 @@ import pandas as pd
 import torch
 
 from vrhlib import store
+from vrhlib.answers import OUTCOMES as ANSWER_OUTCOMES
+from vrhlib.answers import judge
 from vrhlib.attention import KERNEL, Ablation, generate
+from vrhlib.boxes import Box
 from vrhlib.heads import HeadSet
-from vrhlib.samples import Samples
+from vrhlib.samples import Sample, Samples
 from vrhlib.stats import Accuracy, paired_difference
 from vrhlib.vlm import VLM
 
 IOU = 0.5  # a grounding is right at this overlap or more
-OUTCOMES = ("correct", "wrong box", "degenerate", "malformed", "cut off", "no box")
+OUTCOMES = ("correct", "wrong box", "degenerate", "malformed", "cut off", "no box")  # of a grounding
+UNREADABLE = ("malformed", "cut off", "no box", "no answer")  # there is no box, or no answer, in the reply
 
 
 class Condition(NamedTuple):
@@ -44,9 +48,10 @@ def replies(
 
     Conditions are rows of one batch (at most `rows` at a time) on shared vision features. One line per
     (condition, sample): model, benchmark, condition, k, seed, id, kind, text, x0, y0, x1, y1 (original
-    pixels, absent where no box could be read), iou, outcome (one of `OUTCOMES`).
+    pixels, absent where no box could be read or none was asked for), iou, outcome (one of `OUTCOMES`, or of
+    `answers.OUTCOMES` where the task is to answer in words).
     """
-    if without := [s.id for s in samples if s.box is None]:
+    if without := [s.id for s in samples if s.box is None and s.task != "answer"]:
         raise ValueError(
             f"{len(without)} samples of {samples!r} have no box (first: {without[0]}); grounding needs one."
         )
@@ -93,17 +98,21 @@ def _missing(chunk: Samples, stored: Mapping) -> list[str]:
     return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
 
 
-def _read(vlm: VLM, sample, record: dict) -> dict:
+def _read(vlm: VLM, sample: Sample, record: dict) -> dict:
+    if sample.task == "answer":
+        outcome = judge(record["text"], sample.answer, sample.rule, sample.choices, record["finished"])
+        box = dict.fromkeys((*Box._fields, "iou"), np.nan)
+        return {"id": sample.id, "kind": sample.kind, "text": record["text"], **box, "outcome": outcome}
     reply = vlm.read(record["text"], sample.image.size, tuple(record["resized"]), record["finished"])
     iou = reply.box.iou(sample.box) if reply.box else 0.0
     outcome = reply.failure or ("correct" if iou >= IOU else "wrong box")
     box = reply.box or (np.nan,) * 4
-    return {"id": sample.id, "kind": sample.kind, "text": record["text"], **dict(zip(("x0", "y0", "x1", "y1"), box)),
+    return {"id": sample.id, "kind": sample.kind, "text": record["text"], **dict(zip(Box._fields, box)),
             "iou": iou, "outcome": outcome}  # fmt: skip
 
 
 def accuracy(outcomes: Sequence[str]) -> Accuracy:
-    """Share of replies whose box is right; every failure counts as wrong."""
+    """Share of replies that are right; every failure counts as wrong."""
     outcomes = list(outcomes)
     return Accuracy(outcomes.count("correct"), len(outcomes))
 
@@ -134,19 +143,66 @@ def sweep_replies(
     return replies(vlm, samples, conditions, batch_size)
 
 
+def baseline(vlm: VLM, samples: Samples, pairs: Samples, batch_size: int = 8) -> pd.DataFrame:
+    """The unmasked model on a grounding benchmark, one row: model, benchmark, accuracy, low, high, n; chance (one thing
+    picked at random, where samples know it); two_questions, two_low, two_high, two_n (see `two_questions`);
+    unreadable. Percent."""
+    plain = replies(vlm, samples, {UNMASKED: None}, batch_size)
+    again = replies(vlm, pairs, {UNMASKED: None}, batch_size)
+    right, both = accuracy(plain.outcome), two_questions(again, pairs)
+    row = {
+        "model": vlm.name, "benchmark": samples.benchmark, "accuracy": right.mean, "low": right.interval[0],
+        "high": right.interval[1], "n": right.n,
+        "chance": 100 * float(np.mean([np.nan if s.chance is None else s.chance for s in samples])),
+        "two_questions": both.mean, "two_low": both.interval[0], "two_high": both.interval[1], "two_n": both.n,
+        "unreadable": 100 * float(plain.outcome.isin(UNREADABLE).mean()),
+    }  # fmt: skip
+    frame = pd.DataFrame([row])
+    frame.attrs["runs"] = plain.attrs["runs"] + again.attrs["runs"]
+    return frame
+
+
+def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Frames below each other, with the runs behind all of them (pandas would drop these where they differ)."""
+    frames = list(frames)
+    whole = pd.concat(frames, ignore_index=True)
+    whole.attrs["runs"] = sorted({run for frame in frames for run in frame.attrs.get("runs", [])})
+    return whole
+
+
+def groups(heads: HeadSet, seeds: Sequence[int]) -> dict[str, HeadSet]:
+    """What a sweep cuts: the heads themselves (`vrh`), and for every seed as many from outside them, drawn from the
+    whole model (`random 0`) and layer by layer (`layer_matched 0`)."""
+    k = len(heads)
+    found = {"vrh": heads} | {f"random {s}": heads.controls(k, s) for s in seeds}
+    return found | {f"layer_matched {s}": heads.controls(k, s, layer_matched=True) for s in seeds}
+
+
 def accuracy_table(answers: pd.DataFrame) -> pd.DataFrame:
     """Replies to one row per condition: model, benchmark, condition, k, seed, accuracy, low, high (percent, 95 %
-    Wilson), n, and the percentage of every outcome."""
+    Wilson), n, and the percentage of every outcome that replies of this kind can have."""
     rows = []
     keys = ["model", "benchmark", "condition", "k", "seed"]
     for values, frame in answers.groupby(keys, sort=False, dropna=False):
         right = accuracy(frame.outcome)
-        shares = {outcome: 100 * float((frame.outcome == outcome).mean()) for outcome in OUTCOMES}
+        possible = OUTCOMES if frame.iou.notna().any() else ANSWER_OUTCOMES  # an answer in words has no overlap
+        shares = {outcome: 100 * float((frame.outcome == outcome).mean()) for outcome in possible}
         low, high = right.interval
         rows.append(dict(zip(keys, values)) | {"accuracy": right.mean, "low": low, "high": high, "n": right.n} | shares)
     table = pd.DataFrame(rows).astype({"seed": "Int64"})
     table.attrs["runs"] = answers.attrs.get("runs", [])
     return table
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """An accuracy table, one row per model, benchmark, condition and k: means over the seeds of a control (also of its
+    interval bounds), the number of seeds and n; percent to one decimal."""
+    by = table.groupby(["model", "benchmark", "condition", "k"], sort=False)
+    shares = [o for o in (*OUTCOMES, *ANSWER_OUTCOMES[1:]) if o in table and o != "correct"]
+    means = by[["accuracy", "low", "high", *dict.fromkeys(shares)]].mean().round(1)
+    frame = means.assign(seeds=by.seed.nunique().clip(lower=1), n=by.n.first()).reset_index()
+    frame.attrs["runs"] = table.attrs.get("runs", [])
+    return frame
 
 
 def paired_drops(answers: pd.DataFrame, k: int) -> pd.DataFrame:
@@ -181,5 +237,5 @@ def two_questions(answers: pd.DataFrame, samples: Samples) -> Accuracy:
     for s in samples:
         by_image.setdefault(s.image_key, []).append(bool(right[s.id]))
     if alone := sum(len(v) < 2 for v in by_image.values()):
-        raise ValueError(f"{alone} pictures of {samples!r} have one question; the test needs two each (scene-pairs).")
+        raise ValueError(f"{alone} pictures of {samples!r} have one question; the test needs two each (pairs=True).")
     return Accuracy(sum(map(all, by_image.values())), len(by_image))

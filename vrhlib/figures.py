@@ -113,9 +113,22 @@ def save_table(frame: pd.DataFrame, name: str, **facts: object) -> pd.DataFrame:
     return frame
 
 
+def shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame in words: floats to one decimal, correlations and expectations to two, p values to three."""
+
+    def word(column: str, value: object) -> str:
+        if not isinstance(value, float):
+            return str(value)
+        if column.startswith("p_"):
+            return "< 0.001" if value < 0.001 else f"{value:.3f}"
+        return f"{value:.2f}" if column.startswith(("spearman", "expected")) else f"{value:.1f}"
+
+    return pd.DataFrame({c: [word(str(c), v) for v in frame[c].astype(object)] for c in frame}, index=frame.index)
+
+
 def markdown(frame: pd.DataFrame) -> str:
-    """A frame as a Markdown table, floats to one decimal."""
-    cells = [[f"{v:.1f}" if isinstance(v, float) else str(v) for v in row] for row in frame.itertuples(index=False)]
+    """A frame as a Markdown table, numbers as in `shown`."""
+    cells = shown(frame).values.tolist()
     lines = [list(map(str, frame.columns)), ["---"] * frame.shape[1], *cells]
     return "".join(f"| {' | '.join(c.replace('|', '/') for c in line)} |\n" for line in lines)
 
@@ -176,6 +189,78 @@ def _draw_head_map(frame: pd.DataFrame) -> Canvas:
     side.barh(range(layers), counts, color=COLOUR["vrh"])
     side.set(xlabel=f"of top {len(top)}", xticks=range(0, counts.max() + 1, max(1, counts.max() // 3)))
     side.set_title("per layer")
+    return canvas
+
+
+def head_maps(scores: Mapping[str, HeadScores], tops: Mapping[str, HeadSet], runs: Sequence[str] = ()) -> Figure:
+    """Head scores of several models side by side, their top heads outlined; each map has its own scale, 1 at its best
+    head."""
+    rows = []
+    for model, s in scores.items():
+        rank = {h: i + 1 for i, h in enumerate(tops[model])}
+        rows += [(model, s.scoring, s.n, *at, round(v, 6), rank.get(at, 0)) for at, v in np.ndenumerate(s.values)]
+    columns = ["model", "scoring", "n", "layer", "head", "score", "rank"]
+    frame = pd.DataFrame(rows, columns=columns)
+    frame.attrs["runs"] = list(runs)
+    return _drawing("head_maps", _draw_head_maps, frame)
+
+
+def _draw_head_maps(frame: pd.DataFrame) -> Canvas:
+    models = list(frame.groupby("model", sort=False))
+    canvas, axes = _axes(2.5 * len(models) + 0.9, 3.9, 1, len(models))
+    for (model, own), ax in zip(models, axes[0]):
+        values = own.pivot(index="layer", columns="head", values="score").to_numpy()
+        image = ax.imshow(
+            values / max(values.max(), 1e-12), cmap="cividis", aspect="auto", origin="lower", vmin=0, vmax=1
+        )
+        for row in own[own["rank"] > 0].itertuples():
+            ax.add_patch(Rectangle((row.head - 0.5, row.layer - 0.5), 1, 1, fill=False, ec=COLOUR["vrh"], lw=1.8))
+        ax.set(xlabel="head", ylabel="layer" if ax is axes[0, 0] else "", xticks=range(0, values.shape[1], 2))
+        ax.set_yticks(range(0, values.shape[0], max(1, values.shape[0] // 10)))
+        ax.set_title(f"{model}\nbest head {values.max():.2f}, n={own.n.iloc[0]}")
+    canvas.colorbar(image, ax=list(axes[0]), pad=0.02, label="score / best score")
+    return canvas
+
+
+def ablation_by_model(table: pd.DataFrame) -> Figure:
+    """Accuracy of several models, on one or several benchmarks: unmasked, top heads cut, random heads cut.
+
+    `table` as `evaluate.accuracy_table` returns it; raises ValueError if it holds more than one k of a model.
+    """
+    if (table[table.condition != "unmasked"].groupby("model").k.nunique() > 1).any():
+        raise ValueError("One k a model, please: select the rows of one.")
+    return _drawing("ablation_by_model", _draw_ablation_by_model, table)
+
+
+def _draw_ablation_by_model(table: pd.DataFrame) -> Canvas:
+    models = list(table.groupby("model", sort=False))
+    benchmarks = table.benchmark.nunique()
+    canvas, axes = _axes(max(3.4, 0.75 * benchmarks + 1.6) * len(models), 3.4, 1, len(models), sharey=True)
+    offset = {"unmasked": -0.24, "random": -0.08, "layer_matched": 0.08, "vrh": 0.24}
+    for (model, own), ax in zip(models, axes[0]):
+        names = list(dict.fromkeys(own.benchmark))
+        for condition, x in offset.items():
+            for i, name in enumerate(names):
+                rows = own[(own.condition == condition) & (own.benchmark == name)]
+                if rows.empty:
+                    continue
+                mean, seeds = rows.accuracy.mean(), rows.seed.nunique()
+                ends = (rows.accuracy.min(), rows.accuracy.max()) if seeds > 1 else (rows.low.min(), rows.high.max())
+                label = f"{LABEL[condition]} ({f'mean and range of {seeds} seeds' if seeds > 1 else '95 % interval'})"
+                ax.errorbar(
+                    i + x, mean, [[mean - ends[0]], [ends[1] - mean]], fmt=MARKER.get(condition, "_"), ms=5, capsize=2,
+                    color=COLOUR[condition], label=label,
+                )  # fmt: skip
+        k, n = int(own.k.max()), int(own.n.min())
+        ax.set(ylim=(0, 100), xlim=(-0.6, len(names) - 0.4), xticks=range(len(names)), xticklabels=names)
+        ax.tick_params(axis="x", rotation=30 if len(names) > 1 else 0)
+        ax.set_title(f"{model}\nk={k}, n={n} each")
+        ax.grid(axis="y", color="#eeeeee", lw=0.6)
+    axes[0, 0].set_ylabel("Acc@IoU 0.5 (%)")
+    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1]))
+    canvas.legend(
+        handles.values(), handles.keys(), fontsize=7.5, loc="outside upper center", ncols=4 if len(models) > 1 else 1
+    )
     return canvas
 
 
@@ -593,6 +678,8 @@ def _draw_cost(table: pd.DataFrame) -> Canvas:
 
 _DRAW: dict[str, Callable[[pd.DataFrame], Canvas]] = {
     "head_map": _draw_head_map,
+    "head_maps": _draw_head_maps,
+    "ablation_by_model": _draw_ablation_by_model,
     "published_heads": _draw_published_heads,
     "accuracy_vs_k": _draw_accuracy_vs_k,
     "example": _draw_example,

@@ -7,16 +7,18 @@ attention. A `HeadSet` carries the (layers, heads) grid of its model, so that tw
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.stats import spearmanr
+import pandas as pd
+from scipy.stats import hypergeom, rankdata, spearmanr
 
 from vrhlib import store
 
@@ -195,6 +197,10 @@ class HeadScores:
         reached = np.searchsorted(np.cumsum(ordered), fraction * ordered.sum() * (1 - 1e-12)) + 1
         return min(1.0, reached / ordered.size)
 
+    def fewest(self, fraction: float, most: int) -> int:
+        """How many top heads it takes to hold `fraction` of the total score; `most` if it takes more."""
+        return min(most, round(self.share_holding(fraction) * self.values.size))
+
     def save(self, path: Path, k: int, **facts: object) -> Path:
         """Write the top k heads and all scores as JSON, with `facts` and a manifest."""
         value = self.top(k).to_json() | {
@@ -233,3 +239,62 @@ def overlap_matrix(sets: Iterable[HeadSet]) -> np.ndarray:
     """Shared heads of every pair, int [sets, sets]; -1 where the grids differ and a count means nothing."""
     sets = list(sets)
     return np.array([[a.overlap(b) if a.grid == b.grid else -1 for b in sets] for a in sets])
+
+
+class Agreement(NamedTuple):
+    """How much two models' scores agree. `shared` heads of their two top-k lists; `spearman` over all heads. p: chance
+    of at least as much agreement if heads were shuffled over the whole grid (`p_shared`, hypergeometric; `p_spearman`),
+    or only within their layers (`..._in_layer`, permutations): the second asks for more than "the top heads sit in the
+    same layers". `expected` is the number shared under either kind of chance."""
+
+    k: int
+    heads: int
+    shared: int
+    expected: float
+    expected_in_layer: float
+    p_shared: float
+    p_shared_in_layer: float
+    spearman: float
+    p_spearman: float
+    p_spearman_in_layer: float
+
+
+def agreement(a: HeadScores, b: HeadScores, k: int, permutations: int = 2000, seed: int = 0) -> Agreement:
+    """Compare two models' head scores; their grids must agree."""
+    total = a.values.size
+    shared, found = a.top(k).overlap(b.top(k)), spearmanr(a.values.ravel(), b.values.ravel(), alternative="greater")
+    mine, other, rng = a.top(k).mask(), b.top(k).mask(), np.random.default_rng(seed)
+    ranks_a, ranks_b = (rankdata(s.values).reshape(s.grid) for s in (a, b))
+    centred = ranks_a - ranks_a.mean()
+    as_shared = as_correlated = 1
+    in_layer = 0
+    for _ in range(permutations):
+        order = np.argsort(rng.random(a.grid), axis=1)
+        found_there = int((mine & np.take_along_axis(other, order, 1)).sum())
+        in_layer += found_there
+        as_shared += found_there >= shared
+        as_correlated += (centred * np.take_along_axis(ranks_b, order, 1)).sum() >= (centred * ranks_b).sum() - 1e-9
+    rounds = permutations + 1  # the observed order counts as one: no p value is 0
+    return Agreement(
+        k, total, shared, k * k / total, in_layer / permutations, float(hypergeom.sf(shared - 1, total, k, k)),
+        as_shared / rounds, float(found.statistic), float(found.pvalue), as_correlated / rounds,
+    )  # fmt: skip
+
+
+def agreements(
+    scores: Mapping[str, HeadScores], tops: Mapping[str, HeadSet], same_backbone: Iterable[tuple[str, str]]
+) -> pd.DataFrame:
+    """`agreement` of every two models whose grids agree, over as many heads as the shorter of their two top lists has:
+    a, b, same_backbone, and the fields of `Agreement`."""
+    same = {frozenset(pair) for pair in same_backbone}
+    rows = [
+        {
+            "a": a,
+            "b": b,
+            "same_backbone": {a, b} in same,
+            **agreement(scores[a], scores[b], min(len(tops[a]), len(tops[b])))._asdict(),
+        }
+        for a, b in itertools.combinations(scores, 2)
+        if scores[a].grid == scores[b].grid
+    ]
+    return pd.DataFrame(rows).sort_values("same_backbone", ascending=False, kind="stable") if rows else pd.DataFrame()

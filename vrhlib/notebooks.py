@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TextIO
 
 from vrhlib import store
+from vrhlib.profiles import profile as profile_of
 
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -124,8 +125,8 @@ def select(words: Sequence[str]) -> list[Notebook]:
 def parse_value(name: str, text: str, default: object) -> object:
     """Read `text` as a value of the default's type; bare words are strings.
 
-    Whole numbers serve as floats and tuples as lists, nothing else is converted: `K=3.5` or `K=yes`
-    against `K = 20` raises Refused.
+    Whole numbers serve as floats, tuples as lists, and `A=one,two` as a list of words; nothing else is converted:
+    `K=3.5` or `K=yes` against `K = 20` raises Refused.
     """
     try:
         value = ast.literal_eval(text)
@@ -136,6 +137,8 @@ def parse_value(name: str, text: str, default: object) -> object:
     if isinstance(default, str):
         return value if isinstance(value, str) else text
     if isinstance(default, list | tuple):
+        if isinstance(value, str) and all(isinstance(member, str) for member in default):  # MODELS=one,two
+            value = [word for word in value.split(",") if word]
         members = {type(member) for member in default}
         if isinstance(value, list | tuple) and (not members or {type(member) for member in value} <= members):
             return list(value)
@@ -351,7 +354,54 @@ def plan(profile: str, notebooks: Sequence[Notebook]) -> str:
     """What a run would do, as a table: cost, age of the executed copy, and samples that need no recomputing."""
     cached = _cached_runs(profile)
     rows = [(n.name, n.cost(profile), _last_rendered(n, profile), cached.get(n.name, "-"), n.title) for n in notebooks]
-    return _table(("notebook", "cost", "last rendered", "cached", "title"), rows)
+    table = _table(("notebook", "cost", "last rendered", "cached", "title"), rows)
+    return "\n\n".join([table, *(_embedded() if profile == "nano" else [])])
+
+
+def _embedded() -> list[str]:
+    """What the embedded models can do, as measured when they were made (`vrhlib.nano.quality`), as two tables."""
+    paths = [store.ROOT / "data" / "nano" / f"{model}.json" for model in profile_of("nano").models]
+    about = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    if not about:
+        return []
+    names = tuple(a["model"].removeprefix("nano-") for a in about)
+    by_name = [{row["benchmark"]: row for row in a["benchmarks"]} for a in about]
+    every = {name: row for rows in by_name for name, row in rows.items()}
+    rows = [(name, row["like"], *(_quality(mine.get(name)) for mine in by_name)) for name, row in every.items()]
+    n = sorted({row["n"] for mine in by_name for row in mine.values()})
+    words = (
+        f"Embedded models on test pictures, % right, n={' or '.join(map(str, n))} a benchmark. In brackets: for boxes, "
+        "two\nquestions about one picture both right; for words, the best reader that need not look where it is asked\n"
+        "to (chance, a guess from the wording, a bystander, the same question about a grey picture)."
+    )
+    cuts = [row for a in about for row in a["ablation"]]
+    ablation = [(b, *(_ablation(a, b) for a in about)) for b in dict.fromkeys(row["benchmark"] for row in cuts)]
+    k, n = {a["k"] for a in about}, {row["n"] for row in cuts}
+    cut = (
+        f"% right when {' or '.join(map(str, k))} heads are cut, n={' or '.join(map(str, n))}: "
+        "unmasked > top heads | random | layer-matched random (means over seeds)"
+    )
+    return [
+        f"{words}\n{_table(('benchmark', 'stands for', *names), rows)}",
+        f"{cut}\n{_table(('benchmark', *names), ablation)}",
+    ]
+
+
+def _quality(row: dict | None) -> str:
+    if row is None:
+        return "-"
+    other = row.get("two_questions", max(row.get(key, 0) for key in ("chance", "guess", "bystander", "blind")))
+    return f"{row['accuracy']:.1f} ({other:.1f})"
+
+
+def _ablation(about: dict, benchmark: str) -> str:
+    words = []
+    for condition in ("unmasked", "vrh", "random", "layer_matched"):
+        wanted = (benchmark, condition)
+        rows = [r for r in about["ablation"] if r["k"] in (0, about["k"])]
+        values = [r["accuracy"] for r in rows if (r["benchmark"], r["condition"]) == wanted]
+        words.append(f"{sum(values) / len(values):.0f}" if values else "-")
+    return "{} > {} | {} | {}".format(*words)
 
 
 def _last_rendered(notebook: Notebook, profile: str) -> str:

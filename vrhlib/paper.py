@@ -147,18 +147,29 @@ CHECKS: dict[str, Check] = {
 _WORDS = {True: "holds", None: "holds partly", False: "does not hold"}
 
 
+def _together(found: Mapping[str, tuple]) -> tuple:
+    verdicts = [holds for _, _, holds in found.values()]
+    holds = False if False in verdicts else None if None in verdicts else True
+    if len(found) == 1:
+        return *next(iter(found.values()))[:2], holds
+    ours, interval = ("; ".join(f"{name}: {row[i]}" for name, row in found.items()) for i in (0, 1))
+    return ours, interval, holds
+
+
 def compare(evidence: Mapping[str, object], profile: str, notebook: str) -> pd.DataFrame:
     """Claims beside our measurements, and merged into figures/<profile>/claims.csv.
 
-    `evidence` maps claim ids to what its check reads (a sweep, a head set, a stability frame). Columns:
-    id, claim, published, ours, interval, verdict, notebook. Raises ValueError for an unknown claim.
+    `evidence` maps claim ids to what its check reads (a sweep, a head set, a stability frame), or to that for each of
+    several models by name: then the claim holds only if it holds in all of them. Columns: id, claim, published, ours,
+    interval, verdict, notebook. Raises ValueError for an unknown claim.
     """
     known = published("claims").set_index("id")
     rows = []
     for claim, measured in evidence.items():
         if claim not in CHECKS:
             raise ValueError(f"No check for claim {claim!r}; there are {', '.join(CHECKS)}.")
-        ours, interval, holds = CHECKS[claim](measured)
+        each = measured if isinstance(measured, Mapping) else {"": measured}
+        ours, interval, holds = _together({name: CHECKS[claim](one) for name, one in each.items()})
         verdict = _WORDS[holds] + (" in nano" if profile == "nano" else "")
         rows.append((claim, known.claim[claim], known.published[claim], ours, interval, verdict, notebook))
     frame = pd.DataFrame(rows, columns=_COLUMNS)

@@ -7,14 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Profile:
-    """Defaults of a profile's notebooks. `k` heads are "the top heads", at most a tenth of a small grid."""
+    """Defaults of a profile's notebooks.
+
+    "The top heads" are the fewest that together hold `mass` of all attention on the referent, at most `k` (a tenth of
+    a small grid): past those that look, a ranking goes on with heads that do not, and cutting them is another question.
+    """
 
     models: tuple[str, ...]
+    same_backbone: tuple[tuple[str, str], ...]  # pairs that grew from one language backbone
     benchmark: str
-    pairs: str  # two questions a picture
     n_detect: int
     n_test: int
     k: int
+    mass: float
     ks: tuple[int, ...]
     control_seeds: tuple[int, ...]
     cost_scales: tuple[int, ...]  # the detection-cost example is enlarged so many times
@@ -22,8 +27,10 @@ class Profile:
 
 _PROFILES = {
     "nano": Profile(
-        models=("qwen2.5-vl-nano",), benchmark="scenes", pairs="scene-pairs", n_detect=200, n_test=300, k=6,
-        ks=(1, 2, 4, 6), control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
+        models=("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5"),
+        same_backbone=(("nano-qwen2.5-vl", "nano-internvl3"), ("nano-qwen3-vl", "nano-internvl3.5")),
+        benchmark="scenes", n_detect=200, n_test=300, k=8, mass=0.9, ks=(1, 2, 4, 8, 12),
+        control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
     ),
 }  # fmt: skip
 

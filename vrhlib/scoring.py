@@ -8,7 +8,6 @@ combinations come from one captured pass over each sample (`score_samples`), and
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,9 +38,7 @@ class Scoring:
         for axis, known in (("queries", QUERIES), ("keys", KEYS), ("samples", SAMPLES)):
             name = getattr(self, axis)
             if name not in known:
-                close = difflib.get_close_matches(name, known, 1, 0.4)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise ValueError(f"Unknown {axis} {name!r}; there are {', '.join(known)}.{hint}")
+                raise store.unknown(axis, name, known)
 
     def __str__(self) -> str:
         return f"{self.queries}/{self.keys}/{self.samples}"
@@ -208,6 +205,12 @@ class CloseUp:
     tokens: tuple[str, ...]
     reply: Reply
     attention: np.ndarray
+    question: str = ""
+
+    def __str__(self) -> str:
+        box, reply = self.sample.box, self.reply
+        found = f"IoU {reply.box.iou(box):.2f}" if reply.box else reply.failure
+        return f"question  {self.question}\nreply     {reply.text}\nreferent  {tuple(box)}   {found}"
 
     def over(self, heads: HeadSet) -> np.ndarray:
         """Attention of all the heads together, averaged over the reply's tokens, float [V].
@@ -241,7 +244,8 @@ def close_up(vlm: VLM, sample: Sample) -> CloseUp:
         vlm.model(**with_replies(vlm, batch, [reply]), logits_to_keep=1)
     tokens = tuple(vlm.tokenizer.decode([i]) for i in reply)
     read = vlm.read(text, sample.image.size, batch.resized[0], finished)
-    return CloseUp(sample, batch.grids[0], tokens, read, got["image"][0].cpu().numpy())
+    question = vlm.question(sample.text, sample.task)
+    return CloseUp(sample, batch.grids[0], tokens, read, got["image"][0].cpu().numpy(), question)
 
 
 # ---------------------------------------------------------------- stability (Figures 7b, 7c) and cost (Table A11)

@@ -8,7 +8,6 @@ of `FAMILIES`; a new model of a known class needs no code, a new class needs one
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from transformers.utils import logging as hf_logging
 
 from vrhlib import store
 from vrhlib.boxes import Box, Frame, Reply, Size, TokenGrid, read_box, to_frame
-from vrhlib.samples import Sample
+from vrhlib.samples import Sample, Task
 
 # ---------------------------------------------------------------- families: all differences, as data
 
@@ -35,7 +34,8 @@ class Family:
     """One row per `model_type`. `grid(vlm, batch, i, size)` returns where the image tokens of row i look,
     and the size (width, height) the image was resized to."""
 
-    prompt: str  # with {expression}
+    prompt: str  # with {expression}: a phrase that names the referent
+    question_prompt: str  # with {expression}: a question whose answer is the referent
     style: str  # how a box is written, see boxes.read_box
     frame: Frame  # what its numbers mean
     written: str  # format string of a box, for teacher forcing and round trips
@@ -68,17 +68,19 @@ _INTERNVL_PROMPT = (
     "Please provide the bounding box coordinate of the region this sentence describes: <ref>{expression}</ref>"
 )
 _JSON = "Report bbox coordinates in JSON format."
+_ANSWER = "{expression} Answer with the bbox coordinates in JSON format."
 FAMILIES = {
     "qwen2_5_vl": Family(
-        "Locate {expression} in this image and output the bbox coordinates in JSON format.",
+        "Locate {expression} in this image and output the bbox coordinates in JSON format.", _ANSWER,
         "bbox_2d", "resized", _QWEN_BOX, _patch_grid, "model.visual",
     ),
     "qwen3_vl": Family(
-        f'Locate every object that matches the description "{{expression}}" in the image. {_JSON}',
+        f'Locate every object that matches the description "{{expression}}" in the image. {_JSON}', _ANSWER,
         "bbox_2d", "permille", _QWEN_BOX, _patch_grid, "model.visual",
     ),
     "internvl": Family(
-        _INTERNVL_PROMPT, "box tag", "permille", _INTERNVL_BOX, _tile_grid, "model.vision_tower"
+        _INTERNVL_PROMPT, "{expression} Please provide the bounding box coordinate of the answer.",
+        "box tag", "permille", _INTERNVL_BOX, _tile_grid, "model.vision_tower",
     ),
 }  # fmt: skip
 
@@ -95,7 +97,8 @@ class Pin:
 
 
 MODELS = {
-    "qwen2.5-vl-nano": Pin("data/nano/qwen2.5-vl-nano", None, "nano", "Locate {expression}.", 16),
+    name: Pin(f"data/nano/{name}", None, "nano", max_new_tokens=16)
+    for name in ("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5")
 }
 
 
@@ -170,7 +173,8 @@ class VLM:
     def identity(self) -> dict:
         """What a run key needs to know about the model."""
         return {
-            "model": self.name, "revision": self.revision, "image_backend": self.image_backend, "prompt": self.prompt,
+            "model": self.name, "revision": self.revision, "image_backend": self.image_backend,
+            "prompt": [self.prompt, self.family.question_prompt],
             "dtype": str(self.model.dtype).removeprefix("torch."), "device": self.device.type,
         }  # fmt: skip
 
@@ -182,28 +186,40 @@ class VLM:
         """The box of a reply in original pixels, or the reason why there is none."""
         return read_box(text, self.family.style, self.family.frame, original, resized, finished)
 
-    def question(self, expression: str) -> str:
-        """The prompt with the expression in it; other braces stay as they are."""
-        return self.prompt.replace("{expression}", expression)
+    def asks(self, task: Task) -> str:
+        """The prompt of a task, with {expression} where the sample's text goes."""
+        return {"locate": self.prompt, "question": self.family.question_prompt, "answer": "{expression}"}[task]
 
-    def chat(self, expression: str) -> tuple[str, range]:
+    def question(self, expression: str, task: Task = "locate") -> str:
+        """The prompt with the expression in it; other braces stay as they are."""
+        return self.asks(task).replace("{expression}", expression)
+
+    def chat(self, expression: str, task: Task = "locate", image: bool = True) -> tuple[str, range]:
         """Prompt in the model's chat template (one image placeholder), and where the expression stands in it."""
-        content = self.question(expression)
-        message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": content}]}
+        content = self.question(expression, task)
+        parts = [{"type": "image"}] * image + [{"type": "text", "text": content}]
+        message = {"role": "user", "content": parts}
         text = self.processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-        start = text.rindex(content) + self.prompt.index("{expression}")
+        start = text.rindex(content) + self.asks(task).index("{expression}")
         return text, range(start, start + len(expression))
 
     def prepare(self, samples: Sequence[Sample]) -> Batch:
-        """Tokenise, process images and locate image and expression tokens of several samples."""
+        """Tokenise, process images and locate image and expression tokens of several samples.
+
+        Samples without an image have an empty grid. Raises ValueError for a batch of both kinds.
+        """
         samples = list(samples)
-        texts, spans = zip(*(self.chat(s.text) for s in samples))
-        inputs = self.processor(
-            images=[_rgb(s) for s in samples], text=list(texts), padding=True, padding_side="left",
-            return_tensors="pt",
-        )  # fmt: skip
+        seen = [s.image is not None for s in samples]
+        if any(seen) != all(seen):
+            raise ValueError("A batch has pictures or none: prepare samples with and without an image apart.")
+        texts, spans = zip(*(self.chat(s.text, s.task, s.image is not None) for s in samples))
+        images = {"images": [_rgb(s) for s in samples]} if seen[0] else {}
+        inputs = self.processor(**images, text=list(texts), padding=True, padding_side="left", return_tensors="pt")
         tensors = {k: v.to(self.device) for k, v in inputs.items()}
-        grids, resized = zip(*(self.family.grid(self, tensors, i, s.image.size) for i, s in enumerate(samples)))
+        if seen[0]:
+            grids, resized = zip(*(self.family.grid(self, tensors, i, s.image.size) for i, s in enumerate(samples)))
+        else:
+            grids, resized = [TokenGrid.none()] * len(samples), [(1, 1)] * len(samples)
         ids = tensors["input_ids"].cpu().numpy()
         columns = [np.flatnonzero(row == self.model.config.image_token_id) for row in ids]
         for sample, grid, found in zip(samples, grids, columns):
@@ -228,7 +244,7 @@ class VLM:
     @torch.inference_mode()
     def see(self, batch: Batch) -> Batch:
         """Run the vision tower once; later passes over this batch reuse its features."""
-        if batch.features is None:
+        if batch.features is None and "pixel_values" in batch.tensors:
             extra = {"image_grid_thw": batch.tensors["image_grid_thw"]} if "image_grid_thw" in batch.tensors else {}
             pixels = batch.tensors["pixel_values"]
             batch.features = self.model.get_image_features(pixel_values=pixels, return_dict=True, **extra)
@@ -238,6 +254,8 @@ class VLM:
         """Keyword arguments for the model: each sample `copies` times in a row, vision features shared."""
         self.see(batch)
         tensors = {k: v.repeat_interleave(copies, 0) for k, v in batch.tensors.items() if k != "pixel_values"}
+        if batch.features is None:
+            return tensors
         tiles = [len(columns) for columns in batch.image_columns]
         return tensors | {"mm_encoder_outputs": {"image": _repeat_features(batch.features, copies, tiles)}}
 
@@ -328,9 +346,7 @@ def _locate(name: str | Path, pin: Pin) -> tuple[str, bool]:
 
 def _unlisted(name: str) -> Pin:
     if not Path(name).exists() and "/" not in name:
-        close = difflib.get_close_matches(name, MODELS, 1, 0.4)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"Unknown model {name!r}; there are {', '.join(MODELS)}, or give a folder or Hub id.{hint}")
+        raise store.unknown("model", name, MODELS, ", or give a folder or Hub id")
     return Pin(name, None, "nano" if Path(name).exists() else "paper")
 
 

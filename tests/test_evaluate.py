@@ -360,7 +360,7 @@ def test_answers_in_words_are_judged_by_their_rule_and_have_no_box(vlm, scripted
     said = {"q0": "blue", "q1": "3", "q2": "no idea"}
     scripted(lambda vlm, s, c, size: said[s.id])
     frame = replies(vlm, asked(), {UNMASKED: None})
-    assert frame.outcome.tolist() == ["wrong answer", "correct", "no answer"] and frame[["x0", "iou"]].isna().all(None)
+    assert frame.outcome.tolist() == ["wrong answer", "correct", "no answer"] and frame[["x0", "iou"]].isna().to_numpy().all()
     table = evaluate.accuracy_table(frame)
     assert table.accuracy[0] == pytest.approx(100 / 3) and table["no answer"][0] == pytest.approx(100 / 3)
     assert "wrong box" not in table

@@ -227,7 +227,7 @@ def test_unknown_axis_values_are_refused_with_the_nearest_name():
         ("outputs", "sum", "mean"): "Did you mean 'output'",
         ("output", "argmx", "mean"): "Did you mean 'argmax'",
         ("output", "sum", "frequency"): "Did you mean 'freq'",
-        ("output", "sum", "xyz"): "there are mean, freq",
+        ("output", "sum", "xyz"): "there are 'mean', 'freq'",
     }.items():
         with pytest.raises(ValueError, match=hint):
             Scoring(*point)

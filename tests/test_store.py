@@ -395,7 +395,7 @@ def test_a_run_in_an_unwritable_folder_gives_the_next_step(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("folder", [store.runs_dir, store.figures_dir, store.heads_dir])
 def test_an_unknown_profile_is_refused_with_those_there_are(folder):
-    with pytest.raises(ValueError, match="'Nano'.*nano and paper"):
+    with pytest.raises(ValueError, match="'Nano'.*'nano', 'paper'"):
         folder("Nano")
     assert {folder("nano").name, folder("paper").name} == {"nano", "paper"}
 

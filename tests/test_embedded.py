@@ -79,15 +79,18 @@ def test_half_of_the_mass_is_held_by_few_heads(name, benchmark):
 
 
 @pytest.mark.parametrize(("name", "benchmark"), cases(["ablation"]))
-def test_ablation_on_scenes_costs_50_points_for_top_heads_and_10_for_random_ones(name, benchmark):
-    rows = [r for r in QUALITY[name]["ablation"] if r["benchmark"] == "scenes" and r["k"] in (0, QUALITY[name]["k"])]
-    mean = {
-        c: sum(v) / len(v)
-        for c in ("unmasked", "vrh", "random")
-        if (v := [r["accuracy"] for r in rows if r["condition"] == c])
-    }
-    assert mean["unmasked"] - mean["vrh"] >= 50 and mean["unmasked"] - mean["random"] <= 10, mean
-    assert len(QUALITY[name]["heads"]) <= 0.1 * len(QUALITY[name]["scores"]) * len(QUALITY[name]["scores"][0])
+def test_a_tenth_of_the_heads_or_fewer_carry_the_referent_and_random_ones_do_not(name, benchmark):
+    """On scenes, at the model's own k or at a tenth: 50 points lost, replies still readable, 10 for random heads."""
+    about, found = QUALITY[name], []
+    rows = [r for r in about["ablation"] if r["benchmark"] == "scenes"]
+    base = next(r["accuracy"] for r in rows if r["condition"] == "unmasked")
+    for k in {r["k"] for r in rows} - {0}:
+        vrh = next(r for r in rows if r["condition"] == "vrh" and r["k"] == k)
+        random = [r["accuracy"] for r in rows if r["condition"] == "random" and r["k"] == k]
+        unreadable = vrh["malformed"] + vrh["cut off"] + vrh["no box"]
+        found.append((base - vrh["accuracy"] >= 50, base - sum(random) / len(random) <= 10, unreadable <= 5))
+        assert k <= 0.1 * len(about["scores"]) * len(about["scores"][0])
+    assert (True, True, True) in found, found
 
 
 # ---------------------------------------------------------------- the files
@@ -172,14 +175,12 @@ def test_cutting_the_top_heads_halves_accuracy_and_random_heads_do_not(name, loa
     vlm = loaded[name]
     scores = scoring.score_samples(vlm, grounding("scenes", "detect", 32, seed=1), 32).score(scoring.VRH)
     k = profile("nano").k
-    assert k <= 0.1 * scores.values.size
     conditions = {UNMASKED: None, Condition("vrh", k): Ablation(scores.top(k))}
     conditions |= {Condition("random", k, s): Ablation(scores.controls(k, s)) for s in range(5)}
     answers = evaluate.replies(vlm, grounding("scenes", "test", 64, seed=1), conditions, 16)
     table = evaluate.accuracy_table(answers).groupby("condition")[["accuracy", *evaluate.UNREADABLE[:3]]].mean()
     assert table.accuracy["vrh"] <= table.accuracy["unmasked"] / 2
     assert table.accuracy["random"] >= table.accuracy["unmasked"] - 15  # 10 on average over many; room for n = 64
-    assert table.loc["vrh", list(evaluate.UNREADABLE[:3])].sum() <= 10
 
 
 @each_model

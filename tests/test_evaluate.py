@@ -360,7 +360,10 @@ def test_answers_in_words_are_judged_by_their_rule_and_have_no_box(vlm, scripted
     said = {"q0": "blue", "q1": "3", "q2": "no idea"}
     scripted(lambda vlm, s, c, size: said[s.id])
     frame = replies(vlm, asked(), {UNMASKED: None})
-    assert frame.outcome.tolist() == ["wrong answer", "correct", "no answer"] and frame[["x0", "iou"]].isna().to_numpy().all()
+    assert (
+        frame.outcome.tolist() == ["wrong answer", "correct", "no answer"]
+        and frame[["x0", "iou"]].isna().to_numpy().all()
+    )
     table = evaluate.accuracy_table(frame)
     assert table.accuracy[0] == pytest.approx(100 / 3) and table["no answer"][0] == pytest.approx(100 / 3)
     assert "wrong box" not in table
@@ -399,3 +402,15 @@ def test_a_summary_averages_seeds_and_counts_them():
     found = evaluate.summary(frame).set_index(["condition", "k"])
     assert found.accuracy.to_dict() == {("unmasked", 0): 80, ("vrh", 4): 20, ("vrh", 2): 50, ("random", 4): 65}
     assert found.seeds.tolist() == [1, 1, 1, 2] and (found.n == 10).all()
+    parts = evaluate.at_each_k(frame)
+    assert list(parts) == ["m, k=4", "m, k=2"] and parts["m, k=2"].accuracy.tolist() == [80, 50]
+
+
+def test_frames_together_keep_the_runs_behind_all_of_them():
+    frames = [pd.DataFrame({"a": [i]}) for i in range(3)]
+    for frame, runs in zip(frames, (["x", "y"], ["y", "z"], [])):
+        frame.attrs["runs"] = runs
+    whole = evaluate.together(frames)
+    assert (
+        whole.a.tolist() == [0, 1, 2] and whole.attrs["runs"] == ["x", "y", "z"] and whole.index.tolist() == [0, 1, 2]
+    )

@@ -180,8 +180,10 @@ def test_head_sets_of_other_grids_are_not_counted_as_overlap():
 
 
 def test_a_table_of_several_k_is_not_averaged_into_one_point():
-    with pytest.raises(ValueError, match="One k a model"):
-        figures.ablation_by_model(sweep())
+    several = pd.concat([sweep().assign(benchmark=b) for b in "bc"])
+    with pytest.raises(ValueError, match="Several benchmarks and several k"):
+        figures.ablation_by_model(several)
+    assert figures.ablation_by_model(sweep().query("condition != 'one output token'")).png().startswith(b"\x89PNG")
 
 
 def test_p_values_and_correlations_are_not_rounded_away():

@@ -292,7 +292,9 @@ def test_plan_shows_what_the_embedded_models_can_do(root, capsys):
     assert ["benchmark", "stands", "for", "internvl3", "qwen3-vl"] in lines
     assert ["boxes", "RefX", "87.2", "(70.5)", "91.0", "(70.5)"] in lines
     assert ["words", "VX", "64.0", "(35.5)", "70.0", "(50.0)"] in lines
-    assert ["boxes", *"87 > 21 | 85 | 60".split() * 2] in lines and "n=500 or 1000" in " ".join(map(" ".join, lines))
+    assert ["boxes", *"87 > 8: 21 | 85 | 60, 87 > 12: 3 | - | -".split() * 2] in lines and "n=500 or 1000" in " ".join(
+        map(" ".join, lines)
+    )
     assert notebooks.main(["plan", "--profile", "paper"]) == 0
     assert "RefX" not in capsys.readouterr().out, "what the nano models can do says nothing about a paper run"
 

@@ -194,6 +194,15 @@ def accuracy_table(answers: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
+def at_each_k(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """An accuracy table cut into parts of one model and one k, by name (`model, k=8`), each with the unmasked rows."""
+    cut, plain = (table[table.condition.eq("unmasked") == unmasked] for unmasked in (False, True))
+    return {
+        f"{model}, k={k}": pd.concat([plain[plain.model == model], rows])
+        for (model, k), rows in cut.groupby(["model", "k"], sort=False)
+    }
+
+
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """An accuracy table, one row per model, benchmark, condition and k: means over the seeds of a control (also of its
     interval bounds), the number of seeds and n; percent to one decimal."""

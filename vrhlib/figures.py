@@ -223,25 +223,28 @@ def _draw_head_maps(frame: pd.DataFrame) -> Canvas:
 
 
 def ablation_by_model(table: pd.DataFrame) -> Figure:
-    """Accuracy of several models, on one or several benchmarks: unmasked, top heads cut, random heads cut.
+    """Accuracy of several models: unmasked, top heads cut, random heads cut. Side by side stand the numbers of heads
+    cut, or the benchmarks if there are several.
 
-    `table` as `evaluate.accuracy_table` returns it; raises ValueError if it holds more than one k of a model.
+    `table` as `evaluate.accuracy_table` returns it; raises ValueError if a model has several benchmarks and several k.
     """
-    if (table[table.condition != "unmasked"].groupby("model").k.nunique() > 1).any():
-        raise ValueError("One k a model, please: select the rows of one.")
+    cut = table[table.condition != "unmasked"].groupby("model")
+    if ((cut.k.nunique() > 1) & (cut.benchmark.nunique() > 1)).any():
+        raise ValueError("Several benchmarks and several k: select the rows of one k for each model.")
     return _drawing("ablation_by_model", _draw_ablation_by_model, table)
 
 
 def _draw_ablation_by_model(table: pd.DataFrame) -> Canvas:
-    models = list(table.groupby("model", sort=False))
-    benchmarks = table.benchmark.nunique()
-    canvas, axes = _axes(max(3.4, 0.75 * benchmarks + 1.6) * len(models), 3.4, 1, len(models), sharey=True)
+    models, by = list(table.groupby("model", sort=False)), "benchmark" if table.benchmark.nunique() > 1 else "k"
+    groups = max(own.loc[own.condition != "unmasked", by].nunique() for _, own in models)
+    canvas, axes = _axes(max(2.5, 0.75 * groups + 1.4) * len(models) + 0.5, 3.6, 1, len(models), sharey=True)
     offset = {"unmasked": -0.24, "random": -0.08, "layer_matched": 0.08, "vrh": 0.24}
     for (model, own), ax in zip(models, axes[0]):
-        names = list(dict.fromkeys(own.benchmark))
+        names = list(dict.fromkeys(own.loc[own.condition != "unmasked", by]))
         for condition, x in offset.items():
+            mine = own[own.condition == condition]
             for i, name in enumerate(names):
-                rows = own[(own.condition == condition) & (own.benchmark == name)]
+                rows = mine if condition == "unmasked" and by == "k" else mine[mine[by] == name]
                 if rows.empty:
                     continue
                 mean, seeds = rows.accuracy.mean(), rows.seed.nunique()
@@ -251,16 +254,15 @@ def _draw_ablation_by_model(table: pd.DataFrame) -> Canvas:
                     i + x, mean, [[mean - ends[0]], [ends[1] - mean]], fmt=MARKER.get(condition, "_"), ms=5, capsize=2,
                     color=COLOUR[condition], label=label,
                 )  # fmt: skip
-        k, n = int(own.k.max()), int(own.n.min())
-        ax.set(ylim=(0, 100), xlim=(-0.6, len(names) - 0.4), xticks=range(len(names)), xticklabels=names)
-        ax.tick_params(axis="x", rotation=30 if len(names) > 1 else 0)
-        ax.set_title(f"{model}\nk={k}, n={n} each")
+        ticks = [f"{name} heads" for name in names] if by == "k" else names
+        ax.set(ylim=(0, 103), xlim=(-0.6, len(names) - 0.4), xticks=range(len(names)), xticklabels=ticks)
+        ax.tick_params(axis="x", rotation=0 if by == "k" else 30)
+        ax.set_title(f"{model}\n{'' if by == 'k' else f'k={own.k.max()}, '}n={own.n.min()} each")
         ax.grid(axis="y", color="#eeeeee", lw=0.6)
     axes[0, 0].set_ylabel("Acc@IoU 0.5 (%)")
     handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1]))
-    canvas.legend(
-        handles.values(), handles.keys(), fontsize=7.5, loc="outside upper center", ncols=4 if len(models) > 1 else 1
-    )
+    columns = 4 if len(models) > 2 else 2 if len(models) == 2 else 1
+    canvas.legend(handles.values(), handles.keys(), fontsize=7.5, loc="outside upper center", ncols=columns)
     return canvas
 
 

@@ -375,11 +375,14 @@ def _embedded() -> list[str]:
         "to (chance, a guess from the wording, a bystander, the same question about a grey picture)."
     )
     cuts = [row for a in about for row in a["ablation"]]
-    ablation = [(b, *(_ablation(a, b) for a in about)) for b in dict.fromkeys(row["benchmark"] for row in cuts)]
-    k, n = {a["k"] for a in about}, {row["n"] for row in cuts}
+    ks = [sorted({row["k"] for row in a["ablation"] if row["k"]}) for a in about]
+    ablation = [
+        (name, *(", ".join(_ablation(a, name, k) for k in mine) for a, mine in zip(about, ks)))
+        for name in dict.fromkeys(row["benchmark"] for row in cuts)
+    ]
     cut = (
-        f"% right when {' or '.join(map(str, k))} heads are cut, n={' or '.join(map(str, n))}: "
-        "unmasked > top heads | random | layer-matched random (means over seeds)"
+        f"% right when top heads are cut, n={' or '.join(map(str, sorted({row['n'] for row in cuts})))}: unmasked > k "
+        "heads: top | random | layer-matched random (means over seeds)"
     )
     return [
         f"{words}\n{_table(('benchmark', 'stands for', *names), rows)}",
@@ -394,14 +397,14 @@ def _quality(row: dict | None) -> str:
     return f"{row['accuracy']:.1f} ({other:.1f})"
 
 
-def _ablation(about: dict, benchmark: str) -> str:
+def _ablation(about: dict, benchmark: str, k: int) -> str:
     words = []
     for condition in ("unmasked", "vrh", "random", "layer_matched"):
         wanted = (benchmark, condition)
-        rows = [r for r in about["ablation"] if r["k"] in (0, about["k"])]
+        rows = [r for r in about["ablation"] if r["k"] in (0, k)]
         values = [r["accuracy"] for r in rows if (r["benchmark"], r["condition"]) == wanted]
         words.append(f"{sum(values) / len(values):.0f}" if values else "-")
-    return "{} > {} | {} | {}".format(*words)
+    return "{0} > {4}: {1} | {2} | {3}".format(*words, k)
 
 
 def _last_rendered(notebook: Notebook, profile: str) -> str:

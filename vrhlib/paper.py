@@ -148,8 +148,8 @@ _WORDS = {True: "holds", None: "holds partly", False: "does not hold"}
 
 
 def _together(found: Mapping[str, tuple]) -> tuple:
-    verdicts = [holds for _, _, holds in found.values()]
-    holds = False if False in verdicts else None if None in verdicts else True
+    verdicts = {holds for _, _, holds in found.values()}
+    holds = verdicts.pop() if len(verdicts) == 1 else None
     if len(found) == 1:
         return *next(iter(found.values()))[:2], holds
     ours, interval = ("; ".join(f"{name}: {row[i]}" for name, row in found.items()) for i in (0, 1))
@@ -160,8 +160,8 @@ def compare(evidence: Mapping[str, object], profile: str, notebook: str) -> pd.D
     """Claims beside our measurements, and merged into figures/<profile>/claims.csv.
 
     `evidence` maps claim ids to what its check reads (a sweep, a head set, a stability frame), or to that for each of
-    several models by name: then the claim holds only if it holds in all of them. Columns: id, claim, published, ours,
-    interval, verdict, notebook. Raises ValueError for an unknown claim.
+    several models by name: then it holds if it holds in all of them, and partly if only in some. Columns: id, claim,
+    published, ours, interval, verdict, notebook. Raises ValueError for an unknown claim.
     """
     known = published("claims").set_index("id")
     rows = []

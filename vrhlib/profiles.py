@@ -9,8 +9,9 @@ from dataclasses import dataclass
 class Profile:
     """Defaults of a profile's notebooks.
 
-    "The top heads" are the fewest that together hold `mass` of all attention on the referent, at most `k` (a tenth of
-    a small grid): past those that look, a ranking goes on with heads that do not, and cutting them is another question.
+    A model's top heads are the fewest that together hold `mass` of all attention on the referent, at most `k`; models
+    are also compared at `k` itself, a tenth of a small grid. (Past those that look, a ranking goes on with heads that
+    do not, and cutting them is another question.)
     """
 
     models: tuple[str, ...]
@@ -29,7 +30,7 @@ _PROFILES = {
     "nano": Profile(
         models=("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5"),
         same_backbone=(("nano-qwen2.5-vl", "nano-internvl3"), ("nano-qwen3-vl", "nano-internvl3.5")),
-        benchmark="scenes", n_detect=200, n_test=300, k=8, mass=0.9, ks=(1, 2, 4, 8, 12),
+        benchmark="scenes", n_detect=200, n_test=200, k=8, mass=0.9, ks=(1, 2, 4, 8, 12),
         control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
     ),
 }  # fmt: skip

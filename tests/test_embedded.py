@@ -37,7 +37,19 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 # Where a model misses its target: the measured number stands here, and the test is expected to fail.
-SHORT: dict[tuple[str, str], str] = {}
+SHORT: dict[tuple[str, str], str] = {
+    ("nano-qwen2.5-vl", "scenes-cv"): "55.6 %, below 69.7",
+    ("nano-qwen2.5-vl", "scenes-count"): "53.5 %, below 64.5",
+    ("nano-qwen2.5-vl", "scenes-math"): "35.3 %, below 58.3",
+    ("nano-internvl3", "scenes-width"): "75.1 %, below 75.4",
+    ("nano-internvl3", "scenes-cv"): "54.5 %, below 67.5",
+    ("nano-internvl3", "scenes-count"): "54.2 %, below 64.5",
+    ("nano-internvl3", "scenes-math"): "38.5 %, below 58.3",
+    ("nano-qwen3-vl", "scenes-cv"): "66.9 %, below 67.5",
+    ("nano-qwen3-vl", "scenes-count"): "60.5 %, below 64.5",
+    ("nano-qwen3-vl", "scenes-math"): "37.5 %, below 58.3",
+    ("nano-internvl3.5", "scenes-math"): "39.8 %, below 58.3",
+}
 
 
 def cases(names):

@@ -147,7 +147,7 @@ def measure(name: str, n: int = 1000, n_ablation: int = 150) -> dict:
         "benchmarks": [benchmark(vlm, b, n) for b in (*GROUNDING, *ANSWERING)],
         "k": top(scores), "half_of_the_mass_in": scores.share_holding(0.5),
         "ablation": json.loads(phenomenon(vlm, scores, n_ablation).to_json(orient="records", double_precision=2)),
-        "heads": [list(h) for h in scores.top(top(scores))], "scores": scores.values.round(6).tolist(),
+        "heads": [list(h) for h in scores.top(top(scores))], "scores": scores.values.tolist(),
     }  # fmt: skip
     store.write_atomic(folder() / f"{name}.json", _written(about))
     return about
@@ -177,7 +177,7 @@ def measured(name: str) -> dict:
 def _written(value) -> str:
     def short(x):
         if isinstance(x, float):
-            return round(x, 6 if abs(x) < 1 else 2)
+            return round(x, 9 if abs(x) < 1 else 2)  # small scores keep their order
         if isinstance(x, dict):
             return {k: short(v) for k, v in x.items()}
         return [short(v) for v in x] if isinstance(x, list | tuple) else x

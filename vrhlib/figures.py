@@ -340,7 +340,7 @@ def _draw_accuracy_vs_k(sweep: pd.DataFrame) -> Canvas:
         )  # fmt: skip
         ax.set(xlabel="ablated heads k", ylabel="Acc@IoU 0.5 (%)", ylim=(0, 100), xticks=sorted(frame.k.unique()))
         ax.set_title(f"{model} on {benchmark}, n={base.n} a point")
-        ax.legend(loc="lower left", fontsize=7.5)
+        ax.legend(loc="best", fontsize=7.5)
     return canvas
 
 

@@ -3,9 +3,10 @@
     python -m vrhlib.nano.quality all            every model, then the pairs; minutes on two cores
     python -m vrhlib.nano.quality nano-internvl3
 
-One JSON a model: accuracy on the test split of every benchmark (of pictures that no training step saw), beside chance and the same questions about grey pictures; for boxes also the two-question test, for words also
-the best guess from the wording alone and a bystander who does not know which thing is meant. What ablation does on the
-five grounding benchmarks. Replies per second.
+One JSON a model: accuracy on the test split of every benchmark (of pictures that no training step saw), beside chance
+and the same questions about grey pictures; for boxes also the two-question test, for words also the best guess from the
+wording alone and a bystander who does not know which thing is meant. What ablation does on the five grounding
+benchmarks. Replies per second.
 `pairs.json`: how much the head lists of two models agree, beside two kinds of chance.
 """
 

@@ -3,6 +3,9 @@
 import dataclasses
 import functools
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -40,6 +43,19 @@ def test_every_word_of_every_benchmark_is_one_token(name):
     for text in texts:
         marks = sum(text.count(c) for c in ".,:?\n")
         assert len(pieces(name, " " + text.replace("\n", "\n "))) == len(text.split()) + marks, text
+
+
+def test_a_tokenizer_is_the_same_in_every_process():
+    """Python's hash seed changes the order of sets; a run key holds the bytes of the tokenizer's file."""
+    code = (
+        "from vrhlib.nano.models import *; print(build_tokenizer(KINDS['nano-internvl3']).backend_tokenizer.to_str())"
+    )
+    written = {
+        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True,
+                       text=True, check=True).stdout
+        for seed in "12"
+    }  # fmt: skip
+    assert len(written) == 1 and "Locate" in written.pop()
 
 
 def test_the_fixed_parts_of_prompts_and_boxes_are_one_token_each():

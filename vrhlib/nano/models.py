@@ -137,7 +137,9 @@ def phrases() -> tuple[str, ...]:
         found |= {
             p.replace("{{", "{").replace("}}", "}") for p in re.split(r"\{\d:\.0f\}|<box>|</box>", family.written)
         }
-    return tuple(sorted((p for p in found if len(p.strip()) > 1 or p in ("[", "]")), key=len, reverse=True))
+    return tuple(
+        sorted((p for p in found if len(p.strip()) > 1 or p in ("[", "]")), key=lambda part: (-len(part), part))
+    )
 
 
 def place(value: float, permille: bool) -> float:

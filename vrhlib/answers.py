@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal, get_args
 
+from vrhlib import store
+
 Rule = Literal["choice", "number", "within 25 %"]
 OUTCOMES = ("correct", "wrong answer", "cut off", "no answer")
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
@@ -34,7 +36,7 @@ def judge(text: str, answer: str, rule: Rule, choices: Sequence[str] = (), finis
     """One of `OUTCOMES`. "choice": the reply names the answer among `choices` and no other; "number": it equals the
     first number; "within 25 %": the first number lies between 0.75 and 1.25 times the answer (SpatialRGPT-Bench)."""
     if rule not in get_args(Rule):
-        raise ValueError(f"Unknown rule {rule!r}; there are {', '.join(map(repr, get_args(Rule)))}.")
+        raise store.unknown("rule", rule, get_args(Rule))
     said = read_choice(text, choices) if rule == "choice" else read_number(text)
     if not finished and re.search(r"\d\.?$", text):  # 1 of 12?
         said = None

@@ -186,9 +186,8 @@ def _asked(benchmark: str, kinds: dict[str, float], things: tuple[int, int], spl
 
     Widths come from two classes of size; they take turns, or a constant guess would be right two times in three.
     """
-    names, weights = list(kinds), np.array(list(kinds.values())) / sum(kinds.values())
     for i in range(n):
-        kind = str(np.random.default_rng((scenes.SPLITS[split], seed, i, 9)).choice(names, p=weights))
+        kind = scenes.draw_kind(np.random.default_rng((scenes.SPLITS[split], seed, i, 9)), kinds)
 
         def pick(drawn: scenes.Scene, rng: np.random.Generator, kind=kind, large=bool(i % 2)):
             q = questions.draw_question(drawn, rng, {kind: 1.0})

@@ -47,6 +47,7 @@ from vrhlib.nano.scenes import (
     WORDS,
     Scene,
 )
+from vrhlib.vlm import FAMILIES
 
 PATCH = 16
 TILE = 128  # side of an InternVL tile: a scene of 128 x 96 fills one, stretched
@@ -127,8 +128,6 @@ def vocabulary() -> list[str]:
 @cache
 def phrases() -> tuple[str, ...]:
     """The fixed parts of all prompts and boxes, one token each."""
-    from vrhlib.vlm import FAMILIES
-
     found = {"[", "]", "system\nYou are a helpful assistant."}
     for family in FAMILIES.values():
         for prompt in (family.prompt, family.question_prompt):
@@ -142,17 +141,12 @@ def phrases() -> tuple[str, ...]:
     )
 
 
-def place(value: float, permille: bool) -> float:
-    """A number of a model's frame on the common line 0..128 (both sides of a picture run from 0 to 128 there)."""
-    return value * WIDTH / 1000 if permille else value
-
-
 def numerals(permille: bool) -> dict[str, float]:
-    """Numbers that a box can hold, and their place on the line."""
+    """Numbers that a box can hold, and their place on the common line 0..128 (where both sides of a picture end)."""
     if not permille:
         return {str(v): float(v) for v in range(0, WIDTH + 1, STEP)}
     values = {round(1000 * v / side) for side in (WIDTH, HEIGHT) for v in range(0, side + 1, STEP)}
-    return {str(v): place(v, True) for v in sorted(values)}
+    return {str(v): v * WIDTH / 1000 for v in sorted(values)}
 
 
 def build_tokenizer(kind: Kind) -> PreTrainedTokenizerFast:

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from vrhlib.boxes import Box, to_frame
 from vrhlib.nano import questions, scenes
-from vrhlib.nano.models import Nano, picture
+from vrhlib.nano.models import Nano, numerals, picture
 from vrhlib.nano.scenes import HEIGHT, SPLITS, WIDTH, Scene
 from vrhlib.vlm import FAMILIES
 
@@ -73,9 +73,7 @@ class Mix:
 def draw_world(seed: tuple[int, ...], mix: Mix, speech: Speech, pairs: int, stretch: float, caption: bool) -> World:
     """The world of a seed, with at most `pairs` questions. Captions are an expression and its box side by side."""
     rng = np.random.default_rng((*seed, 2))
-    kinds = list(mix.worlds)
-    weights = np.array([mix.worlds[k] for k in kinds])
-    kind = kinds[int(rng.choice(len(kinds), p=weights / weights.sum()))]
+    kind = scenes.draw_kind(rng, mix.worlds)
     reading = int(pairs * mix.reading)
     if kind == "facts":
         known = questions.facts(seed, bool(mix.plain_facts) and rng.random() < mix.plain_facts)
@@ -122,6 +120,7 @@ class Packer:
         self.start = self.encode(f"{system}<|im_start|>user\n")
         self.open, self.close = self.encode(kind.opening), self.encode(kind.closing)
         self.pad = nano.id(kind.pad)
+        self.numerals = {nano.id(text) for text in numerals(kind.permille)}
 
     @property
     def image_tokens(self) -> int:
@@ -145,9 +144,8 @@ class Packer:
         """Token ids and, per token, the weight of *predicting* it in the loss: numbers and answers count in full."""
         q = self.encode(text if kind == "caption" else f"{text}<|im_end|>\n<|im_start|>assistant\n")
         r = self.encode(f"{reply}<|im_end|>\n")
-        numbers = self.nano.values
         box = len(r) > 6
-        full = [1.0 * (numbers[t] >= 0) if box else ANSWER * (i == 0) for i, t in enumerate(r[:-1])]
+        full = [1.0 * (t in self.numerals) if box else ANSWER * (i == 0) for i, t in enumerate(r[:-1])]
         weights = [w or 0.1 for w in full] + [0.0]
         return [*q, *r], [0.0] * len(q) + weights
 

@@ -22,6 +22,7 @@ from vrhlib.nano.scenes import (
     WORDS,
     Expression,
     Scene,
+    draw_kind,
     expressions,
     nouns,
 )
@@ -201,10 +202,8 @@ def draw_question(
 ) -> Question | None:
     """One question about a scene: kind by weight, then whatever the scene offers; None after twelve tries in vain."""
     said = expressions(scene) if said is None else said
-    names, weights = list(kinds), np.array(list(kinds.values()))
     for _ in range(12):
-        kind = names[int(rng.choice(len(names), p=weights / weights.sum()))]
-        if question := QUESTIONS[kind](scene, rng, said):
+        if question := QUESTIONS[draw_kind(rng, kinds)](scene, rng, said):
             return question
     return None
 

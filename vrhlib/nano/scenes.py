@@ -266,6 +266,12 @@ def expressions(scene: Scene) -> list[Expression]:
     return found
 
 
+def draw_kind(rng: np.random.Generator, shares: dict[str, float]) -> str:
+    """One of the keys, as often as its share of the sum says."""
+    weights = np.array(list(shares.values()))
+    return list(shares)[int(rng.choice(len(weights), p=weights / weights.sum()))]
+
+
 def draw_expression(
     scene: Scene,
     rng: np.random.Generator,
@@ -284,6 +290,5 @@ def draw_expression(
     names = [k for k in kinds if kinds[k] > 0 and k in offered]
     if not names:
         return None
-    weights = np.array([kinds[k] for k in names])
-    kind = names[int(rng.choice(len(names), p=weights / weights.sum()))]
+    kind = draw_kind(rng, {k: kinds[k] for k in names})
     return offered[kind][int(rng.integers(len(offered[kind])))]

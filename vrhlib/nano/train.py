@@ -47,10 +47,13 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from vrhlib import store
+from vrhlib.attention import generate
 from vrhlib.nano import scenes
 from vrhlib.nano.models import KINDS, Nano, Shape, picture
 from vrhlib.nano.pack import Batches, Mix, Packer, reply_loss
 from vrhlib.nano.scenes import COLOURS, HEIGHT, SHAPES, SIZES, SPLITS, STEP, WIDTH, WORDS
+from vrhlib.samples import grounding
+from vrhlib.vlm import load_vlm
 
 NAMED = {"attribute": 0.3, "size": 0.14, "position": 0.24, "relation": 0.12}
 SPOKEN = NAMED | {"long": 0.1, "question": 0.1}
@@ -384,10 +387,6 @@ def export(name: str, work: Path, folder: Path) -> None:
 
 def keep_reply(name: str, folder: Path) -> None:
     """Store one picture and the model's greedy reply, so that anybody can check that the weights are what they were."""
-    from vrhlib.attention import generate
-    from vrhlib.samples import grounding
-    from vrhlib.vlm import load_vlm
-
     vlm = load_vlm(folder)
     sample = grounding("scenes", "dev", 1)[0]
     batch = vlm.prepare([sample])

@@ -439,3 +439,12 @@ def test_agreements_name_the_pairs_and_leave_out_other_grids():
     assert agreements({"a": scores["a"]}, {"a": scores["a"].top(3)}, []).empty
     with pytest.raises(ValueError):
         agreement(scores["a"], scores["d"], 3)
+
+
+def test_shuffling_within_layers_reaches_every_head_of_a_layer():
+    """Against arithmetic: two lists with a and b heads in a layer of H share a * b / H there on average."""
+    rng, mine, other = np.random.default_rng(4), np.zeros((3, 12)), np.zeros((3, 12))
+    mine[0, 8:], mine[2, 6:8], other[0, 9:], other[1, 11], other[2, 10:] = 1, 1, 1, 1, 1
+    noise = 0.1 * rng.random((3, 12))
+    found = agreement(scored(mine + noise), scored(other + noise), 6)
+    assert found.shared == 3 and found.expected_in_layer == pytest.approx(4 * 3 / 12 + 2 * 2 / 12, abs=0.06)

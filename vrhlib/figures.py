@@ -260,9 +260,7 @@ def _draw_ablation_by_model(table: pd.DataFrame) -> Canvas:
         ax.set_title(f"{model}\n{'' if by == 'k' else f'k={own.k.max()}, '}n={own.n.min()} each")
         ax.grid(axis="y", color="#eeeeee", lw=0.6)
     axes[0, 0].set_ylabel("Acc@IoU 0.5 (%)")
-    handles = dict(zip(*axes[0, 0].get_legend_handles_labels()[::-1]))
-    columns = 4 if len(models) > 2 else 2 if len(models) == 2 else 1
-    canvas.legend(handles.values(), handles.keys(), fontsize=7.5, loc="outside upper center", ncols=columns)
+    _legend_above(canvas, axes)
     return canvas
 
 
@@ -328,7 +326,7 @@ def accuracy_vs_k(sweep: pd.DataFrame) -> Figure:
 
 def _draw_accuracy_vs_k(sweep: pd.DataFrame) -> Canvas:
     panels = list(sweep.groupby(["model", "benchmark"], sort=False))
-    canvas, axes = _axes(4.6 * len(panels), 3.4, 1, len(panels), sharey=True)
+    canvas, axes = _axes(4.6 * len(panels), 3.9, 1, len(panels), sharey=True)
     for ((model, benchmark), frame), ax in zip(panels, axes[0]):
         base = frame[frame.condition == "unmasked"].iloc[0]
         for condition, rows in frame[frame.condition != "unmasked"].groupby("condition", sort=False):
@@ -340,8 +338,15 @@ def _draw_accuracy_vs_k(sweep: pd.DataFrame) -> Canvas:
         )  # fmt: skip
         ax.set(xlabel="ablated heads k", ylabel="Acc@IoU 0.5 (%)", ylim=(0, 100), xticks=sorted(frame.k.unique()))
         ax.set_title(f"{model} on {benchmark}, n={base.n} a point")
-        ax.legend(loc="best", fontsize=7.5)
+    _legend_above(canvas, axes)
     return canvas
+
+
+def _legend_above(canvas: Canvas, axes: np.ndarray) -> None:
+    """One legend for all panels, above them: inside, it would lie on a curve."""
+    handles = {label: h for ax in axes.flat for h, label in zip(*ax.get_legend_handles_labels())}
+    columns = 4 if axes.size > 2 else axes.size
+    canvas.legend(handles.values(), handles.keys(), fontsize=7.5, loc="outside upper center", ncols=columns)
 
 
 def _line(ax, condition: str, rows: pd.DataFrame, base) -> None:

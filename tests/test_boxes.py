@@ -8,8 +8,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from vrhlib.boxes import Box, Reply, TokenGrid, from_frame, read_box, to_frame
+from vrhlib.boxes import (
+    Box,
+    Reply,
+    TokenGrid,
+    box_of_mask,
+    decode_mask,
+    encode_mask,
+    from_frame,
+    read_box,
+    read_points,
+    to_frame,
+)
 
 many = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -508,3 +520,146 @@ def test_a_coloured_cell_is_found_again_at_its_place_in_the_picture():
                 mask = np.zeros((height, width), dtype=bool)
                 mask[r * height // rows : (r + 1) * height // rows, c * width // cols : (c + 1) * width // cols] = True
                 assert np.argwhere(grid.picture(grid.tokens_of(mask))).tolist() == [[r, c]]
+
+
+# ---------------------------------------------------------------- replies as models write them
+
+JSON, TAG = "bbox_2d", "box tag"
+REPLIES = [
+    ("a fenced list", JSON, '```json\n[\n\t{"bbox_2d": [1, 2, 30, 40], "label": "dog"}\n]\n```', (1, 2, 30, 40)),
+    ("bare JSON", JSON, '{"bbox_2d": [1, 2, 30, 40]}', (1, 2, 30, 40)),
+    ("the key without its suffix", JSON, '[{"bbox": [1, 2, 30, 40]}]', (1, 2, 30, 40)),
+    ("a nested list", JSON, '{"bbox_2d": [[1, 2, 30, 40]]}', (1, 2, 30, 40)),
+    ("a list without a key", JSON, "[1, 2, 30, 40]", (1, 2, 30, 40)),
+    ("prose before and after", JSON, 'Sure: {"bbox_2d": [1,2,30,40]} is it, I think [5].', (1, 2, 30, 40)),
+    ("decimals", JSON, '{"bbox_2d": [1.5, 2.25, 30.0, 40]}', (1.5, 2.25, 30, 40)),
+    ("two boxes: the first counts", JSON, '[{"bbox_2d": [1,2,30,40]}, {"bbox_2d": [5,6,7,8]}]', (1, 2, 30, 40)),
+    ("reversed corners", JSON, '{"bbox_2d": [30, 40, 1, 2]}', "degenerate"),
+    ("no area", JSON, '{"bbox_2d": [1, 2, 1, 40]}', "degenerate"),
+    ("three numbers", JSON, '{"bbox_2d": [1, 2, 30]}', "malformed"),
+    ("five numbers", JSON, '{"bbox_2d": [1, 2, 30, 40, 50]}', "malformed"),
+    ("words for numbers", JSON, '{"bbox_2d": [one, 2, 30, 40]}', "malformed"),
+    ("numbers in prose", JSON, "It spans from 1, 2 to 30, 40.", "no box"),
+    ("a point", JSON, '{"point_2d": [1, 2]}', "no box"),
+    ("a refusal", JSON, "There is no dog in this picture.", "no box"),
+    ("nothing", JSON, "", "no box"),
+    ("the authors' form", TAG, "<ref>dog</ref><box>[[1, 2, 30, 40]]</box>", (1, 2, 30, 40)),
+    ("the same without special tokens", TAG, "dog[[1, 2, 30, 40]]", (1, 2, 30, 40)),
+    ("single brackets", TAG, "dog[1, 2, 30, 40]", (1, 2, 30, 40)),
+    ("two boxes in one tag: the first counts", TAG, "[[1, 2, 30, 40], [5, 6, 7, 8]]", (1, 2, 30, 40)),
+    ("a box tag that holds words", TAG, "[[the dog]]", "malformed"),
+    ("JSON from a model that writes tags", TAG, '{"bbox_2d": [1, 2, 30, 40]}', (1, 2, 30, 40)),
+]
+
+
+@pytest.mark.parametrize("style, text, expected", [r[1:] for r in REPLIES], ids=[r[0] for r in REPLIES])
+def test_a_reply_is_read_as_a_person_would(style, text, expected):
+    reply = read_box(text, style, "resized", (100, 100), (100, 100))
+    assert (reply.failure or tuple(reply.box)) == expected
+    assert reply.text == text
+
+
+CUT = ['{"bbox_2d": [1, 2, 30', '```json\n[{"bbox_2d": [1', "", "The dog is", '{"bbox_2d": [1, 2, 30, 4']
+
+
+@pytest.mark.parametrize("text", CUT)
+@pytest.mark.parametrize("style", [JSON, TAG])
+def test_a_reply_without_its_end_is_cut_off_not_wrong(style, text):
+    assert read_box(text, style, "permille", (9, 9), (9, 9), finished=False).failure == "cut off"
+
+
+def test_the_frame_is_never_guessed_from_the_numbers():
+    """Thousandths are thousandths also where they would make a fine box in pixels, and the other way round."""
+    text = '{"bbox_2d": [100, 100, 200, 200]}'
+    assert read_box(text, JSON, "permille", (500, 400), (504, 392)).box == Box(50, 40, 100, 80)
+    assert read_box(text, JSON, "resized", (1000, 800), (500, 400)).box == Box(200, 200, 400, 400)
+
+
+def test_a_box_beyond_the_picture_is_not_clipped():
+    assert read_box('{"bbox_2d": [-5, 0, 1200, 999]}', JSON, "permille", (100, 100), (1, 1)).box == Box(
+        -0.5, 0, 120, 99.9
+    )
+
+
+@pytest.mark.parametrize(
+    "text, points",
+    [
+        ('[{"point_2d": [100, 200], "label": "x"}]', [(10, 40)]),
+        ("(100, 200), (300,400)", [(10, 40), (30, 80)]),
+        ("[(100, 200)]", [(10, 40)]),
+        ('{"bbox_2d": [100, 200, 300, 400]}', [(20, 60)]),
+        ("at 100, 200", []),
+        ("(one, two)", []),
+    ],
+)  # fmt: skip
+def test_points_are_read_in_every_bracket(text, points):
+    assert read_points(text, "permille", (100, 200), (7, 7)) == points
+
+
+@many
+@given(st.text())
+def test_reading_points_never_fails(text):
+    assert all(len(point) == 2 for point in read_points(text, "resized", (10, 20), (30, 40)))
+
+
+# ---------------------------------------------------------------- masks
+
+
+def test_polygons_run_lengths_and_arrays_give_the_same_mask():
+    polygon = [10, 5, 40, 5, 40, 25, 10, 25]
+    want = np.zeros((30, 50), bool)
+    want[5:25, 10:40] = True
+    flat, nested = encode_mask(polygon, (50, 30)), encode_mask([polygon], (50, 30))
+    array, again = encode_mask(want, (50, 30)), encode_mask(encode_mask(want, (50, 30)), (50, 30))
+    listed = encode_mask({"size": [30, 50], "counts": _counts(want)}, (50, 30))
+    for mask in (flat, nested, array, again, listed):
+        assert mask["size"] == [30, 50] and (decode_mask(mask) == want).all()
+    assert box_of_mask(want) == Box(10, 5, 40, 25)
+    two = encode_mask([polygon, [0, 0, 3, 0, 3, 3, 0, 3]], (50, 30))
+    assert decode_mask(two).sum() == want.sum() + 9, "several polygons are one mask"
+
+
+def _counts(mask: np.ndarray) -> list[int]:
+    """COCO's uncompressed run lengths: column by column, beginning with a run of zeros."""
+    flat = mask.flatten(order="F").astype(int)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flat, [1 - flat[-1]]])))
+    return np.diff(np.concatenate([[0], edges])).tolist()
+
+
+@many
+@given(st.data())
+def test_masks_come_back_and_their_box_is_tight(data):
+    height, width = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    mask = data.draw(arrays(bool, (height, width)))
+    assert (decode_mask(encode_mask(mask, (width, height))) == mask).all()
+    if not mask.any():
+        with pytest.raises(ValueError, match="empty"):
+            box_of_mask(mask)
+        return
+    x0, y0, x1, y1 = map(int, box_of_mask(mask))
+    assert mask[y0:y1, x0:x1].sum() == mask.sum()
+    assert mask[y0].any() and mask[y1 - 1].any() and mask[:, x0].any() and mask[:, x1 - 1].any()
+
+
+@many
+@given(st.data())
+def test_tokens_of_a_mask_are_those_whose_cell_holds_one_of_its_pixels(data):
+    rows, cols = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    height, width = data.draw(st.integers(rows, 14)), data.draw(st.integers(cols, 14))
+    mask = data.draw(arrays(bool, (height, width)))
+    mask[data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))] = True
+    grid = TokenGrid.regular(rows, cols, (width, height))
+    for cell, near in zip(grid.cells, grid.tokens_of(mask)):
+        touched = [mask[y, x] for y in range(height) for x in range(width)
+                   if x < cell[2] and x + 1 > cell[0] and y < cell[3] and y + 1 > cell[1]]  # fmt: skip
+        assert near == any(touched)
+
+
+def test_tiles_and_thumbnail_are_told_apart():
+    grid = TokenGrid.tiled(1, 2, 2, (80, 40))
+    assert grid.part("tiles").tolist() == [True] * 8 + [False] * 4
+    assert grid.part("thumbnail").tolist() == [False] * 8 + [True] * 4 and grid.part("both").all()
+    single = TokenGrid.tiled(1, 1, 2, (40, 40))
+    assert all(single.part(name).all() for name in ("both", "tiles", "thumbnail"))
+    with pytest.raises(ValueError, match="choose one of both, tiles, thumbnail"):
+        grid.part("all")

@@ -1,4 +1,4 @@
-"""Boxes: what one is, how a model writes it, and which image tokens it covers.
+"""Boxes, points and masks: what they are, how a model writes them, and which image tokens they cover.
 
 A `Box` is always (x0, y0, x1, y1) in pixels of the *original* image. Models write other frames: pixels
 of the resized image (Qwen2.5-VL) or thousandths of each side (Qwen3-VL, InternVL). The frame is a fact
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -85,23 +86,26 @@ class Reply:
         return self.failure in (None, "degenerate")
 
 
-# One pattern per way of writing a box: group 1 is what stands between the brackets, group 2 the
-# closing bracket if there is one. The first box of a reply counts.
+# One pattern per way of writing a box: group 1 is what stands between the brackets, group 2 the closing bracket if
+# there is one. The first box of a reply counts, also where a reply lists several.
 _OPENINGS = {
-    "bbox_2d": re.compile(r'"bbox_2d"\s*:\s*\[\s*\[?([^\[\]]*)(\])?'),
+    "bbox_2d": re.compile(r'"bbox(?:_2d)?"\s*:\s*\[\s*\[?([^\[\]]*)(\])?'),
     "box tag": re.compile(r"\[\s*\[([^\[\]]*)(\]\s*\]?)?"),
 }
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+_FOUR = re.compile(r"\[\s*(" + r"\s*,\s*".join([_NUMBER.pattern] * 4) + r")\s*(\])")  # a list, without key or tag
+_TWO = re.compile(r"[\[(]\s*(" + _NUMBER.pattern + r")\s*,\s*(" + _NUMBER.pattern + r")\s*[\])]")
 
 
 def read_box(text: str, style: str, frame: Frame, original: Size, resized: Size, finished: bool = True) -> Reply:
     """Read the first box of a reply into original pixels.
 
-    `style` names how the model writes boxes: "bbox_2d" (JSON, Qwen) or "box tag" ([[x0,y0,x1,y1]],
-    InternVL). `finished` is whether generation ended by itself: an unclosed box of a reply that hit
-    the token limit is "cut off", otherwise "malformed". Never raises on any text.
+    `style` names how the model writes boxes: "bbox_2d" (JSON, Qwen) or "box tag" ([[x0,y0,x1,y1]], InternVL); a bare
+    list of four numbers is read where there is nothing of that style (the authors' own readers do so). `finished` is
+    whether generation ended by itself: an unclosed box of a reply that hit the token limit is "cut off", otherwise
+    "malformed". Nothing is clipped to the picture. Never raises on any text.
     """
-    found = _OPENINGS[style].search(text)
+    found = _OPENINGS[style].search(text) or _FOUR.search(text)
     if not found:
         return Reply(text, None, "no box" if finished else "cut off")
     parts = [part.strip() for part in found[1].split(",")]
@@ -116,6 +120,53 @@ def read_box(text: str, style: str, frame: Frame, original: Size, resized: Size,
     if box.x1 <= box.x0 or box.y1 <= box.y0:
         return Reply(text, None, "degenerate")
     return Reply(text, box)
+
+
+def read_points(text: str, frame: Frame, original: Size, resized: Size) -> list[tuple[float, float]]:
+    """All points of a reply, [x, y] or (x, y), in original pixels; a box in it counts as its centre."""
+    corners = [m.groups() * 2 for m in _TWO.finditer(text)] or [m[1].split(",") for m in _FOUR.finditer(text)]
+    boxes = [from_frame(Box(*map(float, four)), frame, original, resized) for four in corners]
+    centres = [((b.x0 + b.x1) / 2, (b.y0 + b.y1) / 2) for b in boxes]
+    return [point for point in centres if all(map(math.isfinite, point))]
+
+
+# ---------------------------------------------------------------- masks
+
+
+def encode_mask(segmentation: object, size: Size) -> dict:
+    """Run lengths (pycocotools) of COCO polygons, of run lengths as lists, or of an array [height, width] (> 0)."""
+    from pycocotools import mask as coco
+
+    width, height = size
+    if isinstance(segmentation, np.ndarray):
+        return coco.encode(np.asfortranarray(segmentation > 0, dtype=np.uint8))
+    if isinstance(segmentation, Mapping):
+        listed = isinstance(segmentation["counts"], list)
+        return coco.frPyObjects(dict(segmentation), height, width) if listed else dict(segmentation)
+    polygons: Sequence = segmentation if isinstance(segmentation[0], Sequence) else [segmentation]
+    return coco.merge(coco.frPyObjects([list(map(float, p)) for p in polygons], height, width))
+
+
+def decode_mask(mask: np.ndarray | Mapping) -> np.ndarray:
+    """Bool [height, width] of run lengths, or of an array as it is."""
+    if isinstance(mask, np.ndarray):
+        return mask.astype(bool)
+    from pycocotools import mask as coco
+
+    return coco.decode(dict(mask)).astype(bool)
+
+
+def box_of_mask(mask: np.ndarray) -> Box:
+    """The tight box of a mask, bool [height, width]. Raises ValueError if it is empty."""
+    rows, cols = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+    if not rows.size:
+        raise ValueError("The mask is empty.")
+    return Box(float(cols[0]), float(rows[0]), float(cols[-1] + 1), float(rows[-1] + 1))
+
+
+# ---------------------------------------------------------------- image tokens
+
+Part = Literal["both", "tiles", "thumbnail"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +207,14 @@ class TokenGrid:
     def __len__(self) -> int:
         return len(self.cells)
 
+    def part(self, name: Part) -> np.ndarray:
+        """Tokens of the tiles, of the thumbnail, or both, bool [V]. A picture of one tile has no thumbnail, and that
+        tile stands for both."""
+        if name not in get_args(Part):
+            raise ValueError(f"Image tokens of {name!r}: choose one of {', '.join(get_args(Part))}.")
+        tiles = np.isin(np.arange(len(self)), self.order)
+        return np.ones(len(self), bool) if name == "both" or tiles.all() else tiles if name == "tiles" else ~tiles
+
     def tokens_in(self, box: Box) -> np.ndarray:
         """Image tokens whose cell overlaps the box (the paper's K_s), bool [V]; at least one is True.
 
@@ -175,11 +234,13 @@ class TokenGrid:
         height, width = np.shape(mask)
         if (width, height) != (self.cells[:, 2].max(), self.cells[:, 3].max()):
             raise ValueError(f"A mask of {width} x {height} pixels is not of this image.")
-        rows, cols = np.nonzero(mask)
-        if not rows.size:
+        if not np.any(mask):
             raise ValueError("The referent's mask is empty.")
-        x0, y0, x1, y1 = self.cells.T[..., None]
-        return ((x0 < cols + 1) & (cols < x1) & (y0 < rows + 1) & (rows < y1)).any(-1)
+        # Number of mask pixels left of and above every pixel corner: four look-ups a cell, whatever the image's size.
+        total = np.pad(np.asarray(mask, dtype=np.int64), ((1, 0), (1, 0))).cumsum(0).cumsum(1)
+        x0, y0 = np.floor(self.cells[:, :2]).astype(int).T
+        x1, y1 = np.ceil(self.cells[:, 2:]).astype(int).T
+        return total[y1, x1] - total[y0, x1] - total[y1, x0] + total[y0, x0] > 0
 
     def picture(self, values: np.ndarray) -> np.ndarray:
         """Per-token values laid out as the image, [rows, cols]; a thumbnail's values are not shown."""

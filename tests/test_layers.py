@@ -9,27 +9,39 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "vrhlib"
 LAYERS = {
-    "store": 0, "profiles": 0,
-    "heads": 1, "boxes": 1, "stats": 1, "answers": 1,
+    "store": 0,
+    "profiles": 1, "heads": 1, "boxes": 1, "stats": 1, "answers": 1, "hub": 1,
     "samples": 2, "paper": 2,
-    "vlm": 3,
-    "attention": 4,
-    "scoring": 5, "evaluate": 5,
+    "vlm": 3, "real": 3,
+    "attention": 4, "benchmarks": 4,
+    "scoring": 5, "evaluate": 5, "wiring": 5,
     "dpo": 6,
 }  # fmt: skip
 BELOW = {name: {other for other, layer in LAYERS.items() if layer < LAYERS[name]} for name in LAYERS}
-PRESENTATION = {"store", "heads", "boxes", "stats", "paper", "figures", "widgets"}
+PRESENTATION = {"store", "profiles", "heads", "boxes", "stats", "paper", "figures", "widgets"}
 ALLOWED = BELOW | {
-    "samples": BELOW["samples"] | {"nano.scenes", "nano.questions"},  # scenes are data to it
+    "benchmarks": {"store", "samples", "real", "nano.benchmarks"},
+    "real": BELOW["samples"] | {"samples"},  # reads tables, no model
     "figures": PRESENTATION - {"figures"},
     "widgets": PRESENTATION - {"widgets"},
-    "notebooks": {"store", "profiles"},
+    "plan": {"store", "profiles", "hub", "benchmarks"},  # no model
+    "notebooks": {"store", "profiles", "plan"},
     "nano.scenes": set(),
     "store": {""},  # for __version__
     "nano.questions": {"nano.scenes"},
+    "nano.benchmarks": BELOW["samples"] | {"samples", "nano.scenes", "nano.questions"},  # scenes are data to it
     "nano.models": {"nano.scenes", "nano.questions", "vlm"},  # prompts and box formats come from the one table
     "nano.pack": {"nano.scenes", "nano.questions", "nano.models", "boxes", "vlm"},
-    "nano.train": {"nano.scenes", "nano.models", "nano.pack", "samples", "vlm", "attention", "store"},  # keeps a reply
+    "nano.train": {
+        "nano.scenes",
+        "nano.models",
+        "nano.pack",
+        "benchmarks",
+        "vlm",
+        "wiring",
+        "attention",
+        "store",
+    },  # keeps a reply
     "nano.quality": BELOW["dpo"]
     | {"nano.models", "nano.questions", "nano.scenes"},  # a script: it measures what was trained
 }

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vrhlib import samples
+from vrhlib.benchmarks import answering, grounding
 from vrhlib.boxes import Box, TokenGrid
 from vrhlib.nano import scenes
-from vrhlib.samples import BENCHMARKS, Sample, Samples, answering, grounding
+from vrhlib.nano.benchmarks import BENCHMARKS
+from vrhlib.samples import Sample, Samples
 
 SIZES = {"detect": 500, "test": 1500, "dev": 300}
 
@@ -418,4 +419,4 @@ def test_the_model_was_trained_on_seeds_that_no_evaluated_split_uses():
     from vrhlib.nano import pack, train
 
     assert train.SPLITS is pack.SPLITS is scenes.SPLITS and len(set(scenes.SPLITS.values())) == len(scenes.SPLITS)
-    assert "train" not in samples.BENCHMARKS["scenes"].splits
+    assert "train" not in BENCHMARKS["scenes"].splits

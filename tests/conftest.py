@@ -7,7 +7,7 @@ import torch
 
 from tests import tiny
 from vrhlib import store
-from vrhlib.vlm import load_vlm
+from vrhlib.wiring import load_vlm
 
 torch.set_num_threads(1)
 

@@ -18,7 +18,7 @@ from tests import tiny
 from tests.conftest import trace
 from vrhlib.attention import KERNEL, Ablation, ablate, capture, generate, head_means, with_replies
 from vrhlib.heads import Head, HeadSet
-from vrhlib.vlm import load_vlm
+from vrhlib.wiring import load_vlm
 
 pytestmark = pytest.mark.usefixtures("root")
 GRID = (3, 8)

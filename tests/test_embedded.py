@@ -9,13 +9,13 @@ import pytest
 
 from vrhlib import evaluate, scoring, store
 from vrhlib.attention import Ablation
+from vrhlib.benchmarks import answering, grounding
 from vrhlib.boxes import Box
 from vrhlib.evaluate import UNMASKED, Condition
 from vrhlib.nano.models import KINDS
 from vrhlib.nano.quality import ANSWERING, GROUNDING, constant_guess
-from vrhlib.profiles import profile
-from vrhlib.samples import answering, grounding
-from vrhlib.vlm import MODELS, load_vlm
+from vrhlib.profiles import MODELS, profile
+from vrhlib.wiring import load_vlm
 
 FOLDER = Path(__file__).parents[1] / "data" / "nano"
 QUALITY = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in KINDS}

@@ -23,7 +23,7 @@ from vrhlib.evaluate import (
     two_questions,
 )
 from vrhlib.heads import Head, HeadSet
-from vrhlib.samples import Sample, Samples
+from vrhlib.samples import Lost, Sample, Samples
 
 pytestmark = pytest.mark.usefixtures("root")
 GRID = (3, 8)
@@ -40,9 +40,9 @@ def calls(monkeypatch):
     """Every real call of `generate`: (sample ids, number of conditions)."""
     seen = []
 
-    def counted(vlm, batch, conditions):
+    def counted(vlm, batch, conditions, limit):
         seen.append(([s.id for s in batch.samples], len(conditions)))
-        return generate(vlm, batch, conditions)
+        return generate(vlm, batch, conditions, limit)
 
     monkeypatch.setattr(evaluate, "generate", counted)
     return seen
@@ -53,7 +53,7 @@ def scripted(monkeypatch):
     """Replaces generation: `script(sample, condition)` gives the text, with a stop token unless it ends in `…`."""
 
     def install(script):
-        def fake(vlm, batch, conditions):
+        def fake(vlm, batch, conditions, limit):
             seen = list(zip(batch.samples, batch.resized))
             rows = [[encode(vlm, script(vlm, s, c, size)) for c in conditions] for s, size in seen]
             width = max(len(ids) for row in rows for ids in row)
@@ -104,7 +104,7 @@ def test_every_reply_has_the_outcome_a_reader_would_give_it(vlm, scripted):
     scripted(script)
     samples = big_samples()
     frame = replies(vlm, samples, {UNMASKED: None})
-    columns = "model benchmark condition k seed id kind text x0 y0 x1 y1 iou outcome"
+    columns = "model benchmark condition k seed id kind task text x0 y0 x1 y1 iou inside outcome lost"
     assert list(frame.columns) == columns.split()
     assert frame.outcome.tolist() == ["correct"] * 3 + ["wrong box", "no box", "cut off", "degenerate", "malformed"]
     for _, row in frame.iterrows():
@@ -208,7 +208,8 @@ def test_rows_of_a_batch_are_limited(vlm, samples, calls):
     assert calls == [(["noise-0", "noise-1", "noise-2"], 4), (["noise-3", "noise-4"], 4)]
     calls.clear()
     vlm.prompt = f"{vlm.prompt} "  # another run
-    replies(vlm, samples, conditions(), batch_size=3, rows=6)
+    vlm.rows = 6
+    replies(vlm, samples, conditions(), batch_size=3)
     assert [(len(ids), n) for ids, n in calls] == [(3, 2), (3, 2), (2, 3), (2, 1)]
     calls.clear()
     vlm.prompt = vlm.prompt[:-1]
@@ -250,7 +251,7 @@ def test_only_lost_lines_are_computed_again(vlm, samples, calls, root):
 def test_an_interrupted_run_keeps_what_was_finished(vlm, samples, monkeypatch):
     done = []
 
-    def dies_at_the_third_batch(vlm, batch, conditions):
+    def dies_at_the_third_batch(vlm, batch, conditions, limit):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append([s.id for s in batch.samples])
@@ -414,3 +415,141 @@ def test_frames_together_keep_the_runs_behind_all_of_them():
     assert (
         whole.a.tolist() == [0, 1, 2] and whole.attrs["runs"] == ["x", "y", "z"] and whole.index.tolist() == [0, 1, 2]
     )
+
+
+# ---------------------------------------------------------------- memory
+
+
+def short_of_memory(monkeypatch, most: int) -> list[int]:
+    """`generate` runs out of memory beyond `most` sequences; returns the numbers it was asked for."""
+    asked = []
+
+    def limited(vlm, batch, conditions, limit):
+        asked.append(len(batch) * len(conditions))
+        if asked[-1] > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return generate(vlm, batch, conditions, limit)
+
+    monkeypatch.setattr(evaluate, "generate", limited)
+    return asked
+
+
+@pytest.mark.parametrize("most", [9, 4, 2, 1])
+def test_out_of_memory_halves_what_runs_at_once_and_loses_nothing(vlm, samples, monkeypatch, root, capsys, most):
+    want = replies(vlm, samples, conditions(), batch_size=3)
+    monkeypatch.setattr(evaluate.store, "ROOT", root / "short")
+    vlm.rows = 16
+    asked = short_of_memory(monkeypatch, most)
+    pd.testing.assert_frame_equal(replies(vlm, samples, conditions(), batch_size=3), want)
+    assert vlm.rows == {9: 6, 4: 3, 2: 1, 1: 1}[most], "half of the twelve, six, three that ran"
+    assert sum(n > most for n in asked) == {9: 1, 4: 2, 2: 3, 1: 3}[most], "once it is known what fits, it is kept to"
+    assert f"out of memory; going on with {vlm.rows}" in capsys.readouterr().out
+    used = {9: {"3": 3, "2": 2}, 4: {"3": 3, "2": 2}, 2: {"1": 5}, 1: {"1": 5}}[most]
+    for digest in want.attrs["runs"]:
+        assert json.loads((root / f"short/data/runs/nano/{digest}.json").read_text())["batch_sizes"] == used
+
+
+def test_a_single_sequence_that_does_not_fit_is_an_error_with_the_next_step(vlm, samples, monkeypatch):
+    short_of_memory(monkeypatch, 0)
+    with pytest.raises(MemoryError, match="not even one sequence.*nvidia-smi"):
+        replies(vlm, samples, {UNMASKED: None})
+
+
+# ---------------------------------------------------------------- pointing, other rules, official scores, lost rows
+
+
+def pointing() -> Samples:
+    mask = np.zeros((100, 150), bool)
+    mask[20:60, 30:90] = True
+    image = tiny.samples((150, 100))[0].image
+    return Samples(
+        "places", "test", [Sample(f"p{i}", image, "n", "a place", mask=mask, task="point") for i in range(6)]
+    )
+
+
+def test_points_are_judged_by_the_mask(vlm, scripted):
+    def at(sample, size, x, y):
+        return vlm.write_box(Box(x, y, x + 10, y + 10), sample.image.size, size)
+
+    def text(vlm, sample, condition, size):
+        whole = at(sample, size, 40, 30)
+        x, y = whole.split("[")[-1].split(",")[:2]
+        away, beside = at(sample, size, 120, 80), at(sample, size, 200, 30)
+        far = away.split("[")[-1].split(",")[:2]
+        return {
+            "p0": f"[{x}, {y}]", "p1": f"({far[0]}, {far[1]}) and ({x}, {y})", "p2": whole, "p3": beside,
+            "p4": "There is none.", "p5": "It is at (1…",
+        }[sample.id]  # fmt: skip
+
+    scripted(text)
+    frame = replies(vlm, pointing(), {UNMASKED: None})
+    assert frame.outcome.tolist() == ["correct", "wrong point", "correct", "wrong point", "no point", "cut off"]
+    assert frame.inside.tolist() == [1, 0.5, 1, 0, 0, 0]
+    table = evaluate.accuracy_table(frame)
+    assert table.accuracy.item() == pytest.approx(100 / 3) and table.inside.item() == pytest.approx(250 / 6)
+    assert table["no point"].item() == pytest.approx(100 / 6) and "no box" not in table
+
+
+def test_a_point_without_a_mask_is_refused():
+    with pytest.raises(ValueError, match="mask"):
+        Sample("p", tiny.samples()[0].image, "n", "a place", task="point")
+
+
+def test_the_same_replies_can_be_judged_by_another_rule(vlm, scripted):
+    image = tiny.samples()[0].image
+    asked = [Sample(f"q{i}", image, "n", "What?", task="answer", answer=a, rule="exact")
+             for i, a in enumerate(["3", "yes"])]  # fmt: skip
+    samples = Samples("things", "test", asked)
+    scripted(lambda vlm, s, c, size: "3")
+    strict = replies(vlm, samples, {UNMASKED: None})
+    lenient = evaluate.rejudged(strict, samples, "lenient")
+    assert strict.outcome.tolist() == ["correct", "wrong answer"]
+    assert lenient.outcome.tolist() == ["correct", "correct"], "lenient: a number from 1 to 9 says yes"
+
+
+def test_the_official_score_weights_kinds_not_samples():
+    kinds = ["ADE20K"] * 2 + ["COCO"] * 8 + ["Omni3D"] * 4
+    right = [1, 1] + [0] * 8 + [1, 1, 0, 0]
+    frame = pd.DataFrame({
+        "model": "m", "benchmark": "b", "condition": "unmasked", "k": 0, "seed": pd.NA, "kind": kinds,
+        "outcome": ["correct" if r else "wrong answer" for r in right],
+    })  # fmt: skip
+    weights = {"ADE20K": 0.25, "COCO": 0.25, "Omni3D": 0.5}
+    row = evaluate.weighted(frame, weights).iloc[0]
+    assert row.accuracy == pytest.approx(50.0) and row.n == 14, "half of (100 + 0) / 2, half of 50"
+    assert accuracy(frame.outcome).mean == pytest.approx(100 * 4 / 14)
+    assert row.low == pytest.approx(50 - 1.96 * (0.25 * 2500 / 4) ** 0.5)
+    with pytest.raises(ValueError, match="Omni3D"):
+        evaluate.weighted(frame[:10], weights)
+
+
+def test_lost_rows_stand_beside_n(vlm, scripted, samples):
+    scripted(lambda vlm, s, c, size: right(vlm, s, size))
+    lost = [Lost("x", "picture not found"), Lost("y", "picture not found")]
+    short = Samples("noise", "test", list(samples), lost=lost)
+    table = evaluate.accuracy_table(replies(vlm, short, {UNMASKED: None}))
+    assert table.lost.item() == 2 and table.n.item() == len(samples)
+    assert evaluate.summary(table).lost.item() == 2
+    assert "2 LOST: picture not found" in repr(short) and "2 LOST" in repr(short[:2])
+    assert "lost" not in evaluate.accuracy_table(replies(vlm, samples, {UNMASKED: None}))
+
+
+def test_a_benchmark_may_allow_longer_replies(vlm, samples, monkeypatch):
+    limits = []
+
+    def counted(vlm, batch, conditions, limit):
+        limits.append(limit)
+        return generate(vlm, batch, conditions, limit)
+
+    monkeypatch.setattr(evaluate, "generate", counted)
+    longer = Samples("noise", "test", list(samples), max_new_tokens=9)
+    replies(vlm, longer[:2], {UNMASKED: None})
+    replies(vlm, samples[:2], {UNMASKED: None})
+    assert limits == [9, vlm.max_new_tokens] and vlm.max_new_tokens != 9
+    assert generate(vlm, vlm.prepare(samples[:2]), max_new_tokens=9).shape[-1] > vlm.max_new_tokens
+
+
+def test_samples_of_another_revision_are_another_run(vlm, samples, calls):
+    for origin in ("table@1", "table@2"):
+        replies(vlm, Samples("noise", "test", list(samples), origin=origin), {UNMASKED: None})
+    assert len(calls) == 2, "same ids, texts and boxes, but the pictures may differ"

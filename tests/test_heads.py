@@ -448,3 +448,20 @@ def test_shuffling_within_layers_reaches_every_head_of_a_layer():
     noise = 0.1 * rng.random((3, 12))
     found = agreement(scored(mine + noise), scored(other + noise), 6)
     assert found.shared == 3 and found.expected_in_layer == pytest.approx(4 * 3 / 12 + 2 * 2 / 12, abs=0.06)
+
+
+def test_the_share_that_heads_hold_is_their_part_of_the_total():
+    scores = HeadScores(np.array([[1.0, 2.0], [3.0, 4.0]]), "x", "m", 5)
+    assert scores.held_by(scores.top(1)) == pytest.approx(0.4)
+    assert scores.held_by(scores.ranked()) == pytest.approx(1.0)
+    assert scores.held_by(scores.top(0)) == 0
+    with pytest.raises(ValueError, match="2 layers x 3"):
+        scores.held_by(HeadSet((Head(0, 0),), (2, 3), "another grid"))
+
+
+def test_runs_stand_in_the_file_and_come_back(tmp_path):
+    scores = HeadScores(np.eye(2), "x", "m", 5, runs=("abc", "def"))
+    path = scores.save(tmp_path / "heads.json", 2)
+    assert load_scores(path).runs == ("abc", "def")
+    assert agreements({"a": scores, "b": scores}, {"a": scores.top(2), "b": scores.top(2)}, []).attrs["runs"] == [
+        "abc", "def"]  # fmt: skip

@@ -16,11 +16,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from vrhlib import attention
+from vrhlib.benchmarks import BENCHMARKS, answering, grounding
 from vrhlib.nano import pack, scenes, train
 from vrhlib.nano.models import BACKBONES, KINDS, Nano, Shape, numerals, picture
 from vrhlib.nano.questions import QUESTIONS, draw_question, facts
-from vrhlib.samples import BENCHMARKS, Sample, answering, grounding
-from vrhlib.vlm import load_vlm
+from vrhlib.samples import Sample
+from vrhlib.wiring import load_vlm
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, mlp=64, tower_layers=1, tower_hidden=32, tower_heads=2)
 SMALL = dataclasses.replace(train.RECIPES["A"], shape=SHAPE, scenes_per_step=3, questions_per_scene=3)

@@ -5,8 +5,9 @@ import socket
 import pytest
 
 from vrhlib import evaluate, scoring, store
-from vrhlib.samples import grounding
-from vrhlib.vlm import MODELS, load_vlm
+from vrhlib.benchmarks import grounding
+from vrhlib.profiles import MODELS
+from vrhlib.wiring import load_vlm
 
 
 @pytest.fixture

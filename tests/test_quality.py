@@ -7,9 +7,10 @@ import pytest
 
 from vrhlib import store
 from vrhlib.answers import judge
+from vrhlib.benchmarks import answering
 from vrhlib.nano import quality
 from vrhlib.nano.models import KINDS
-from vrhlib.samples import Sample, Samples, answering
+from vrhlib.samples import Sample, Samples
 
 
 def asked(rows):

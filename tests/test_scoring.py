@@ -1,7 +1,9 @@
 """Head scores against a brute-force loop over eager attention, one unpadded sample at a time."""
 
 import contextlib
+import dataclasses
 import itertools
+import json
 
 import numpy as np
 import pandas as pd
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from tests import tiny
-from vrhlib import scoring, store
+from vrhlib import boxes, scoring, store
 from vrhlib.attention import generate
 from vrhlib.boxes import Box
 from vrhlib.heads import Head, HeadSet
@@ -250,11 +252,11 @@ def test_a_second_call_runs_no_model(vlm, samples):
 def test_a_killed_run_keeps_its_finished_samples(vlm, samples, monkeypatch, tmp_path):
     prepared = []
 
-    def dies_at_the_second_batch(vlm, batch):
+    def dies_at_the_second_batch(vlm, batch, max_new_tokens):
         prepared.append([s.id for s in batch.samples])
         if len(prepared) == 2:
             raise KeyboardInterrupt
-        return generate(vlm, batch)
+        return generate(vlm, batch, max_new_tokens=max_new_tokens)
 
     monkeypatch.setattr(scoring, "generate", dies_at_the_second_batch)
     with pytest.raises(KeyboardInterrupt):
@@ -293,13 +295,86 @@ def test_a_sample_without_a_box_is_refused_before_any_pass(vlm, samples):
     assert seen == []
 
 
-def test_an_empty_reply_is_an_error_that_names_the_sample(vlm, samples, monkeypatch):
-    first = generate(vlm, vlm.prepare(samples[:1]))[0, 0, 0]
+def silent(vlm, monkeypatch, sample):
+    """Let the model stop at once where its reply would begin as that to `sample` does."""
+    first = generate(vlm, vlm.prepare([sample]))[0, 0, 0]
     monkeypatch.setattr(vlm.model.generation_config, "eos_token_id", [int(first)])
     vlm.__dict__.pop("stop_ids", None)
-    with pytest.raises(ValueError, match="noise-0"):
-        score_samples(vlm, samples)
+
+
+def test_samples_without_a_reply_are_counted_and_left_out(vlm, samples, monkeypatch):
+    whole = score_samples(vlm, samples)
+    vlm.prompt = vlm.prompt + " "  # another run
+    silent(vlm, monkeypatch, samples[0])
+    first = [row[0, 0] in vlm.stop_ids for row in [generate(vlm, vlm.prepare([s]))[0] for s in samples]]
+    if all(first):
+        pytest.skip("this random model begins every reply alike")
+    got = score_samples(vlm, samples)
+    assert got.empty == tuple(s.id for s, quiet in zip(samples, first) if quiet) and got.empty
+    assert got.n == whole.n - len(got.empty) == got.score(VRH).n
+    assert f"{len(got.empty)} without a reply, first {got.empty[0]}" in str(got)
+    again = score_samples(vlm, samples)  # from the store
+    assert again.empty == got.empty and np.array_equal(again.values["output", "sum"], got.values["output", "sum"])
     vlm.__dict__.pop("stop_ids", None)
+
+
+def test_no_reply_at_all_is_an_error_that_shows_the_prompt(vlm, samples, monkeypatch):
+    silent(vlm, monkeypatch, samples[0])
+    with pytest.raises(ValueError, match="replied nothing to any of 1 samples.*red dot"):
+        score_samples(vlm, samples[:1])
+    vlm.__dict__.pop("stop_ids", None)
+
+
+def test_a_mask_can_stand_for_the_box(vlm, samples):
+    """A mask that fills its box exactly gives the same tokens, hence the same scores; half of it gives fewer."""
+
+    def masked(sample, share):
+        mask = np.zeros(sample.image.size[::-1], bool)
+        x0, y0, x1, y1 = map(int, sample.box)
+        mask[y0:y1, x0 : x0 + max(1, int(share * (x1 - x0)))] = True
+        return dataclasses.replace(sample, box=Box(x0, y0, x1, y1), mask=boxes.encode_mask(mask, sample.image.size))
+
+    full, half = (Samples("noise", "detect", [masked(s, share) for s in samples]) for share in (1, 0.1))
+    by_box, by_mask = (score_samples(vlm, full, evidence=e).values["output", "sum"] for e in ("box", "mask"))
+    assert np.array_equal(by_box, by_mask)
+    assert (score_samples(vlm, half, evidence="mask").values["output", "sum"] <= by_mask + 1e-6).all(), "another run"
+    with pytest.raises(ValueError, match="have no mask"):
+        score_samples(vlm, samples, evidence="mask")
+    with pytest.raises(ValueError, match="Did you mean 'mask'"):
+        score_samples(vlm, samples, evidence="masks")
+
+
+def test_tiles_and_thumbnail_add_up_to_both(vlm, samples):
+    tiles, thumbnail, both = (
+        score_samples(vlm, samples, part=p).values["output", "sum"] for p in ("tiles", "thumbnail", "both")
+    )
+    grids = vlm.prepare(list(samples)).grids
+    for i, grid in enumerate(grids):
+        if len(grid) > grid.rows * grid.cols:  # a thumbnail is there
+            np.testing.assert_allclose(tiles[i] + thumbnail[i], both[i], atol=1e-5)
+            assert thumbnail[i].max() > 0 and tiles[i].max() > 0
+        else:
+            assert np.array_equal(tiles[i], both[i]) and np.array_equal(thumbnail[i], both[i])
+    with pytest.raises(ValueError, match="choose one of"):
+        score_samples(vlm, samples, part="corner")
+
+
+def test_out_of_memory_halves_the_batch_and_goes_on(vlm, samples, monkeypatch, root):
+    want = score_samples(vlm, samples, batch_size=4)
+
+    def limited(vlm, batch, max_new_tokens):
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return generate(vlm, batch, max_new_tokens=max_new_tokens)
+
+    monkeypatch.setattr(scoring, "generate", limited)
+    monkeypatch.setattr(store, "ROOT", root / "short")
+    vlm.rows = 5
+    got = score_samples(vlm, samples, batch_size=4)
+    assert vlm.rows == 2
+    np.testing.assert_allclose(got.values["output", "sum"], want.values["output", "sum"], atol=1e-5)
+    manifest = json.loads((root / f"short/data/runs/nano/{got.runs[0]}.json").read_text())
+    assert manifest["batch_sizes"] == {"2": 4, "1": 1} and manifest["batch_size"] == 4
 
 
 def test_a_tiny_box_has_at_least_one_token(vlm, samples):
@@ -374,3 +449,28 @@ def test_capture_and_eager_cost_passes_agree(vlm, samples):
     assert list(table.method) == ["rows", "eager"] and (table.seconds > 0).all()
     assert 0 < table.attrs["largest_difference"] < 1e-5
     assert vlm.model.config.get_text_config()._attn_implementation == "sdpa"
+
+
+def test_another_mask_is_another_run(vlm, samples, root):
+    def masked(*corners):
+        mask = np.zeros(samples[0].image.size[::-1], bool)
+        mask[slice(*corners[:2]), slice(*corners[2:])] = True
+        return Samples("noise", "detect", [dataclasses.replace(samples[0], mask=mask)])
+
+    runs = {
+        score_samples(vlm, masked(*c), evidence="mask").runs for c in ((0, 9, 0, 9), (30, 50, 30, 50), (0, 9, 0, 9))
+    }
+    assert len(runs) == 2
+    assert score_samples(vlm, masked(0, 9, 0, 9)).runs == score_samples(vlm, masked(30, 50, 30, 50)).runs, "by box"
+
+
+def test_the_reply_limit_of_a_benchmark_holds_while_scoring(vlm, samples, monkeypatch):
+    limits = []
+
+    def counted(vlm, batch, max_new_tokens):
+        limits.append(max_new_tokens)
+        return generate(vlm, batch, max_new_tokens=max_new_tokens)
+
+    monkeypatch.setattr(scoring, "generate", counted)
+    score_samples(vlm, Samples("noise", "detect", list(samples), max_new_tokens=3)[:2])
+    assert limits == [3]

@@ -18,7 +18,8 @@ from vrhlib import store
 REPOSITORY = Path(__file__).parents[1]
 RUN = store.Run(
     task="replies", model="toy", revision="r1", image_backend="pil", benchmark="scenes test",
-    samples=("a", "b", "c"), prompt="Where is {text}?", condition={"kind": "zero", "heads": [[1, 2]]},
+    data="hub/table@1 val", samples=("a", "b", "c"), image_limits={"size": 64}, prompt=["Where is {text}?"],
+    condition={"kind": "zero", "heads": [[1, 2]]},
     decoding={"greedy": True, "max_new_tokens": 64}, kernel="sdpa", dtype="float32", device="cpu", batch_size=8,
 )  # fmt: skip
 
@@ -45,7 +46,8 @@ def run_manifest(root):
 @pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(store.Run)])
 def test_every_field_of_a_run_changes_its_key(field):
     value = getattr(RUN, field)
-    changes = {str: lambda v: v + "x", tuple: lambda v: (*v, "d"), dict: lambda v: {**v, "k": 1}, int: lambda v: v + 1}
+    changes = {str: lambda v: v + "x", tuple: lambda v: (*v, "d"), list: lambda v: [*v, "d"]}
+    changes |= {dict: lambda v: {**v, "k": 1}, int: lambda v: v + 1}
     changed = dataclasses.replace(RUN, **{field: changes[type(value)](value)})
     assert changed.digest != RUN.digest
 
@@ -488,3 +490,20 @@ def test_progress_is_plain_text_when_headless(monkeypatch, capsys):
 def test_progress_of_nothing_says_nothing(monkeypatch, capsys):
     monkeypatch.setenv("VRH_PROGRESS", "text")
     assert list(store.progress([], "scenes")) == [] and capsys.readouterr().out == ""
+
+
+def test_tokens_and_seconds_add_up_over_calls_and_processes(root, monkeypatch):
+    clock = iter([0.0, 2.0, 5.0, 10.0, 11.0])
+    monkeypatch.setattr(store.time, "perf_counter", lambda: next(clock))
+    first = store.Meter("nano", "toy", "cuda")
+    first.add(100, 10)
+    first.add(50, 5)
+    first.close()
+    second = store.Meter("nano", "toy", "cuda")
+    second.add(1, 2)
+    second.close()
+    second.close()  # nothing is counted twice
+    path = store.runs_dir("nano") / "speed.json"
+    assert store.speeds(path) == {"toy on cuda": [151, 17, 6.0]}
+    path.write_text("{ half")
+    assert store.speeds(path) == {}

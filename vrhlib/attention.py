@@ -15,6 +15,7 @@ model is the stock one again, also after an exception.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -98,6 +99,7 @@ class _Plan:
         self.parts = {name: [[] for _ in range(self.layers)] for name in self.reduce}
         self.done: list[list[int]] = [[] for _ in range(self.layers)]
         self.calls = np.zeros(self.layers, dtype=int)
+        self.moved: tuple | None = None
         self.row_list = None if self.rows is None else self.rows.tolist()
         # Which kinds act in which layer is decided once, in Python: asking a tensor would stall a GPU.
         if self.codes is not None:
@@ -141,9 +143,10 @@ class _Plan:
     def ablate(self, layer: int, out, query, value, mask):
         offset = value.shape[2] - query.shape[2]
         columns = torch.arange(offset, offset + query.shape[2], device=out.device)
-        reached = columns[None] >= self.start.to(out.device)[:, None]  # [B, q]
+        start, codes, means = self._on(out)
+        reached = columns[None] >= start[:, None]  # [B, q]
         for code in self.active[layer]:
-            chosen = torch.from_numpy(self.codes[:, layer] == code).to(out.device)  # [B, heads]
+            chosen = codes[:, layer] == code  # [B, heads]
             where = (reached[:, :, None] & chosen[:, None])[..., None]
             kind = KINDS[code - 1]
             if kind == "zero":
@@ -151,9 +154,16 @@ class _Plan:
             elif kind == "uniform":
                 other = _mean_value(value, mask, columns, out.shape[2])
             else:
-                other = self.means[:, None, layer].to(out)
+                other = means[:, None, layer]
             out = torch.where(where, other, out)
         return out
+
+    def _on(self, out) -> tuple:
+        """What `ablate` needs, where the model runs; moved once a plan, since a copy stalls a GPU."""
+        if self.moved is None:
+            means = None if self.means is None else self.means.to(out)
+            self.moved = self.start.to(out.device), torch.from_numpy(self.codes).to(out.device), means
+        return self.moved
 
     # -- means
 
@@ -329,8 +339,43 @@ def capture(
 # ---------------------------------------------------------------- passes
 
 
+def fitting(vlm: VLM, work: Callable[[], None]) -> None:
+    """Call `work`; where the device's memory runs out, halve `vlm.rows` (sequences that run at once) and call it again.
+
+    `work` has to look at `vlm.rows`, to say in `vlm.running` how many sequences it runs, and to keep what it has
+    finished. Raises MemoryError if one sequence is too many.
+    """
+    while True:
+        vlm.running = 0
+        try:
+            return work()
+        except RuntimeError as error:
+            if not _ran_out(error):
+                raise
+            said = " ".join(str(error).split())[:160]
+        # After the block, so that the failed pass is no longer held by the exception.
+        tried = min(vlm.rows, vlm.running or vlm.rows)
+        if tried == 1:
+            raise MemoryError(
+                f"{vlm.name}: not even one sequence fits into the memory of {vlm.device} ({said}). Free it (nvidia-smi "
+                "shows who holds it), use smaller pictures (tiles=6 for InternVL), or a larger device."
+            )
+        vlm.rows = tried // 2
+        gc.collect()
+        if vlm.device.type == "cuda":
+            torch.cuda.empty_cache()
+        print(f"{vlm.name}: out of memory; going on with {vlm.rows} sequences at once", flush=True)
+
+
+def _ran_out(error: RuntimeError) -> bool:
+    """PyTorch's own error, or one of the libraries below it, which come without a type."""
+    return isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in str(error)
+
+
 @torch.inference_mode()
-def generate(vlm: VLM, batch: Batch, conditions: Sequence[Ablation | None] = (None,)) -> np.ndarray:
+def generate(
+    vlm: VLM, batch: Batch, conditions: Sequence[Ablation | None] = (None,), max_new_tokens: int | None = None
+) -> np.ndarray:
     """Greedy replies to every sample under every condition, int [B, conditions, tokens], padded with -1.
 
     All conditions of a sample are rows of one batch on one set of vision features. Where no condition
@@ -340,8 +385,9 @@ def generate(vlm: VLM, batch: Batch, conditions: Sequence[Ablation | None] = (No
     rows = list(conditions) * B
     tokenizer, length = vlm.tokenizer, batch.length
     settings = dict(
-        do_sample=False, num_beams=1, max_new_tokens=vlm.max_new_tokens, use_cache=True,
-        pad_token_id=tokenizer.pad_token_id, temperature=None, top_p=None, top_k=None, repetition_penalty=None,
+        do_sample=False, num_beams=1, max_new_tokens=max_new_tokens or vlm.max_new_tokens, use_cache=True,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=sorted(vlm.stop_ids),
+        temperature=None, top_p=None, top_k=None, repetition_penalty=None,
     )  # fmt: skip
     if C > 1 and all(a is None or a.phase == "decode" for a in conditions):
         ids = _generate_after_shared_prefill(vlm, batch, rows, settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from vrhlib import store
 from vrhlib.answers import OUTCOMES as ANSWER_OUTCOMES
 from vrhlib.answers import judge
-from vrhlib.attention import KERNEL, Ablation, generate
+from vrhlib.attention import KERNEL, Ablation, fitting, generate
 from vrhlib.boxes import Box
 from vrhlib.heads import HeadSet
 from vrhlib.samples import Sample, Samples
@@ -27,7 +28,9 @@ from vrhlib.vlm import VLM
 
 IOU = 0.5  # a grounding is right at this overlap or more
 OUTCOMES = ("correct", "wrong box", "degenerate", "malformed", "cut off", "no box")  # of a grounding
-UNREADABLE = ("malformed", "cut off", "no box", "no answer")  # there is no box, or no answer, in the reply
+POINT_OUTCOMES = ("correct", "wrong point", "cut off", "no point")  # of pointing
+UNREADABLE = ("malformed", "cut off", "no box", "no point", "no answer")  # nothing of the kind asked for in the reply
+_POSSIBLE = {"answer": ANSWER_OUTCOMES, "point": POINT_OUTCOMES, "locate": OUTCOMES, "question": OUTCOMES}
 
 
 class Condition(NamedTuple):
@@ -42,51 +45,46 @@ UNMASKED = Condition("unmasked")
 
 
 def replies(
-    vlm: VLM, samples: Samples, conditions: Mapping[Condition, Ablation | None], batch_size: int = 8, rows: int = 128
+    vlm: VLM, samples: Samples, conditions: Mapping[Condition, Ablation | None], batch_size: int = 8
 ) -> pd.DataFrame:
     """Greedy replies of every sample under every condition; stored per condition, and resumed.
 
-    Conditions are rows of one batch (at most `rows` at a time) on shared vision features. One line per
-    (condition, sample): model, benchmark, condition, k, seed, id, kind, text, x0, y0, x1, y1 (original
-    pixels, absent where no box could be read or none was asked for), iou, outcome (one of `OUTCOMES`, or of
-    `answers.OUTCOMES` where the task is to answer in words).
+    Conditions are rows of one batch (at most `vlm.rows` at a time, fewer where memory runs out) on shared vision
+    features. One line per (condition, sample): model, benchmark, condition, k, seed, id, kind, task, text, x0, y0, x1,
+    y1 (original pixels, absent where no box could be read or none was asked for), iou, inside (share of a reply's
+    points in the mask, where the task is to point), outcome (one of `OUTCOMES`, `POINT_OUTCOMES` or
+    `answers.OUTCOMES`), lost (rows of the benchmark that could not be asked).
     """
-    if without := [s.id for s in samples if s.box is None and s.task != "answer"]:
+    if without := [s.id for s in samples if s.box is None and s.task in ("locate", "question")]:
         raise ValueError(
             f"{len(without)} samples of {samples!r} have no box (first: {without[0]}); grounding needs one."
         )
+    prints, limit = tuple(s.fingerprint for s in samples), samples.max_new_tokens or vlm.max_new_tokens
     runs = {
         name: store.Run(
             task="replies", benchmark=f"{samples.benchmark} {samples.split}", kernel=KERNEL, batch_size=batch_size,
-            samples=tuple(s.fingerprint for s in samples), condition=a.describe() if a else {},
-            decoding={"greedy": True, "max_new_tokens": vlm.max_new_tokens}, **vlm.identity(),
+            samples=prints, condition=a.describe() if a else {},
+            decoding={"greedy": True, "max_new_tokens": limit}, data=samples.origin, **vlm.identity(),
         )
         for name, a in conditions.items()
     }  # fmt: skip
     with ExitStack() as stack:
-        digests = sorted({run.digest for run in runs.values()})  # one order for all processes: no deadlock
-        by_digest = {run.digest: run for run in runs.values()}
+        of = {name: run.digest for name, run in runs.items()}
+        by_digest = {of[name]: run for name, run in runs.items()}
+        digests = sorted(by_digest)  # one order for all processes: no deadlock
         stored = {d: stack.enter_context(store.open_run(by_digest[d], vlm.profile)) for d in digests}
-        acting = {runs[name].digest: a for name, a in conditions.items()}  # equal conditions are run once
+        acting = {of[name]: a for name, a in conditions.items()}  # equal conditions are run once
         starts = [i for i in range(0, len(samples), batch_size) if _missing(samples[i : i + batch_size], stored)]
         label = f"{samples.benchmark} {samples.split}  {len(digests)} conditions x {len(samples)} samples"
+        meter = store.Meter(vlm.profile, vlm.name, vlm.device.type)
         for start in store.progress(starts, f"{label}, batches of {batch_size}"):
             chunk = samples[start : start + batch_size]
-            batch = vlm.prepare(chunk)
-            missing = _missing(chunk, stored)
-            width = max(1, rows // len(chunk))
-            for i in range(0, len(missing), width):
-                part = missing[i : i + width]
-                ids = generate(vlm, batch, [acting[d] for d in part])
-                for sample, resized, row in zip(chunk, batch.resized, ids):
-                    for d, reply in zip(part, row):
-                        if sample.id not in stored[d]:
-                            text, finished = vlm.decode([t for t in reply.tolist() if t >= 0])
-                            stored[d].add(sample.id, {"text": text, "finished": finished, "resized": list(resized)})
+            fitting(vlm, partial(_reply, vlm, chunk, acting, stored, limit, meter))
+        meter.close()
         about = {"model": vlm.name, "benchmark": samples.benchmark}
         lines = [
-            {**about, **name._asdict(), **_read(vlm, s, stored[run.digest].records[s.id])}
-            for name, run in runs.items()
+            {**about, **name._asdict(), **_read(vlm, s, stored[of[name]].records[s.id]), "lost": len(samples.lost)}
+            for name in runs
             for s in samples
         ]
     frame = pd.DataFrame(lines).astype({"seed": "Int64"})
@@ -94,21 +92,56 @@ def replies(
     return frame
 
 
+def _reply(vlm: VLM, chunk: Samples, acting: Mapping, stored: Mapping, limit: int, meter: store.Meter) -> None:
+    """Generate and store what is missing of a chunk, `vlm.rows` sequences at a time."""
+    for i in range(0, len(chunk), vlm.rows):
+        piece = chunk[i : i + vlm.rows]
+        missing = _missing(piece, stored)
+        if not missing:
+            continue
+        batch = vlm.prepare(piece)
+        width = max(1, vlm.rows // len(piece))
+        for j in range(0, len(missing), width):
+            part = missing[j : j + width]
+            vlm.running = len(piece) * len(part)
+            ids = generate(vlm, batch, [acting[d] for d in part], limit)
+            meter.add(len(piece) * len(part) * batch.length, ids.size)
+            for sample, resized, row in zip(piece, batch.resized, ids):
+                for d, reply in zip(part, row):
+                    if sample.id not in stored[d]:
+                        text, finished = vlm.decode([t for t in reply.tolist() if t >= 0])
+                        record = {"text": text, "finished": finished, "resized": list(resized), "batch": len(piece)}
+                        stored[d].add(sample.id, record)
+
+
 def _missing(chunk: Samples, stored: Mapping) -> list[str]:
     return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
 
 
 def _read(vlm: VLM, sample: Sample, record: dict) -> dict:
+    """What a stored reply says and whether it is right; read anew each time."""
+    text, finished = record["text"], record["finished"]
+    box, iou, inside = None, np.nan, np.nan
     if sample.task == "answer":
-        outcome = judge(record["text"], sample.answer, sample.rule, sample.choices, record["finished"])
-        box = dict.fromkeys((*Box._fields, "iou"), np.nan)
-        return {"id": sample.id, "kind": sample.kind, "text": record["text"], **box, "outcome": outcome}
-    reply = vlm.read(record["text"], sample.image.size, tuple(record["resized"]), record["finished"])
-    iou = reply.box.iou(sample.box) if reply.box else 0.0
-    outcome = reply.failure or ("correct" if iou >= IOU else "wrong box")
-    box = reply.box or (np.nan,) * 4
-    return {"id": sample.id, "kind": sample.kind, "text": record["text"], **dict(zip(Box._fields, box)),
-            "iou": iou, "outcome": outcome}  # fmt: skip
+        outcome = judge(text, sample.answer, sample.rule, sample.choices, finished)
+    elif sample.task == "point":
+        points = vlm.read_points(text, sample.image.size, tuple(record["resized"]))
+        hits = [_hit(sample, x, y) for x, y in points]
+        inside = float(np.mean(hits)) if hits else 0.0
+        outcome = ("correct" if hits[0] else "wrong point") if hits else "no point" if finished else "cut off"
+    else:
+        reply = vlm.read(text, sample.image.size, tuple(record["resized"]), finished)
+        box, iou = reply.box, reply.box.iou(sample.box) if reply.box else 0.0
+        outcome = reply.failure or ("correct" if iou >= IOU else "wrong box")
+    corners = dict(zip(Box._fields, box or (np.nan,) * 4))
+    return {"id": sample.id, "kind": sample.kind, "task": sample.task, "text": text, **corners, "iou": iou,
+            "inside": inside, "outcome": outcome}  # fmt: skip
+
+
+def _hit(sample: Sample, x: float, y: float) -> bool:
+    """Whether a point lies in the mask; a point beside the picture does not."""
+    width, height = sample.image.size
+    return 0 <= x < width and 0 <= y < height and bool(sample.pixels[int(y), int(x)])
 
 
 def accuracy(outcomes: Sequence[str]) -> Accuracy:
@@ -180,13 +213,19 @@ def groups(heads: HeadSet, seeds: Sequence[int]) -> dict[str, HeadSet]:
 
 def accuracy_table(answers: pd.DataFrame) -> pd.DataFrame:
     """Replies to one row per condition: model, benchmark, condition, k, seed, accuracy, low, high (percent, 95 %
-    Wilson), n, and the percentage of every outcome that replies of this kind can have."""
+    Wilson), n, and the percentage of every outcome that replies of this kind can have; `inside` (mean share of a
+    reply's points in the mask, percent) for pointing; `lost` where rows of the benchmark are missing from n."""
     rows = []
     keys = ["model", "benchmark", "condition", "k", "seed"]
     for values, frame in answers.groupby(keys, sort=False, dropna=False):
         right = accuracy(frame.outcome)
-        possible = OUTCOMES if frame.iou.notna().any() else ANSWER_OUTCOMES  # an answer in words has no overlap
+        tasks = frame.task.unique()
+        possible = dict.fromkeys(outcome for task in tasks for outcome in _POSSIBLE[task])
         shares = {outcome: 100 * float((frame.outcome == outcome).mean()) for outcome in possible}
+        if "point" in tasks:
+            shares["inside"] = 100 * float(frame.inside.mean())
+        if lost := int(frame.lost.max()):
+            shares["lost"] = lost
         low, high = right.interval
         rows.append(dict(zip(keys, values)) | {"accuracy": right.mean, "low": low, "high": high, "n": right.n} | shares)
     table = pd.DataFrame(rows).astype({"seed": "Int64"})
@@ -207,8 +246,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     """An accuracy table, one row per model, benchmark, condition and k: means over the seeds of a control (also of its
     interval bounds), the number of seeds and n; percent to one decimal."""
     by = table.groupby(["model", "benchmark", "condition", "k"], sort=False)
-    shares = [o for o in (*OUTCOMES, *ANSWER_OUTCOMES[1:]) if o in table and o != "correct"]
-    means = by[["accuracy", "low", "high", *dict.fromkeys(shares)]].mean().round(1)
+    shown = {outcome for possible in _POSSIBLE.values() for outcome in possible} - {"correct"} | {"inside", "lost"}
+    shares = [column for column in table if column in shown]
+    means = by[["accuracy", "low", "high", *shares]].mean().round(1)
     frame = means.assign(seeds=by.seed.nunique().clip(lower=1), n=by.n.first()).reset_index()
     frame.attrs["runs"] = table.attrs.get("runs", [])
     return frame
@@ -232,6 +272,34 @@ def paired_drops(answers: pd.DataFrame, k: int) -> pd.DataFrame:
 def ablation_sweep(vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], ks: Sequence[int], **how) -> pd.DataFrame:
     """Accuracy against k for every group: `accuracy_table` of `sweep_replies`."""
     return accuracy_table(sweep_replies(vlm, samples, groups, ks, **how))
+
+
+def rejudged(answers: pd.DataFrame, samples: Samples, rule: str) -> pd.DataFrame:
+    """The same replies judged by another rule (`answers.Rule`): Spatial457 leniently, beside the strict score."""
+    by_id = {s.id: s for s in samples}
+    cut = answers.outcome == "cut off"
+    judged = [
+        judge(text, by_id[name].answer, rule, by_id[name].choices, not is_cut)
+        for name, text, is_cut in zip(answers.id, answers.text, cut)
+    ]
+    return answers.assign(outcome=judged)
+
+
+def weighted(answers: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFrame:
+    """The official score of a benchmark that weights kinds of samples (CV-Bench): the weighted mean of the kinds'
+    accuracies, one row per condition: model, benchmark, condition, k, seed, accuracy, low, high (percent, 95 % normal
+    interval), n. Raises ValueError where a kind with a weight is missing."""
+    rows, keys = [], ["model", "benchmark", "condition", "k", "seed"]
+    for values, frame in answers.groupby(keys, sort=False, dropna=False):
+        parts = {kind: accuracy(part.outcome) for kind, part in frame.groupby("kind")}
+        if missing := sorted(set(weights) - set(parts)):
+            raise ValueError(f"{frame.benchmark.iloc[0]}: no samples of {', '.join(missing)}; ask for more of it.")
+        mean = sum(weights[kind] * parts[kind].mean for kind in weights)
+        variance = sum((w**2 * parts[k].mean * (100 - parts[k].mean) / parts[k].n) for k, w in weights.items())
+        low, high = max(0.0, mean - 1.96 * variance**0.5), min(100.0, mean + 1.96 * variance**0.5)
+        n = sum(parts[kind].n for kind in weights)
+        rows.append(dict(zip(keys, values)) | {"accuracy": mean, "low": low, "high": high, "n": n})
+    return pd.DataFrame(rows).astype({"seed": "Int64"})
 
 
 def two_questions(answers: pd.DataFrame, samples: Samples) -> Accuracy:

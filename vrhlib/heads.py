@@ -154,12 +154,13 @@ class HeadSet:
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """One score per head, float [layers, heads]; higher looks more at the referent. `n` samples."""
+    """One score per head, float [layers, heads]; higher looks more at the referent. `n` samples; `runs` behind them."""
 
     values: np.ndarray
     scoring: str
     model: str
     n: int
+    runs: tuple[str, ...] = ()
 
     def __post_init__(self):
         values = np.asarray(self.values, dtype=np.float64)
@@ -197,6 +198,10 @@ class HeadScores:
         reached = np.searchsorted(np.cumsum(ordered), fraction * ordered.sum() * (1 - 1e-12)) + 1
         return min(1.0, reached / ordered.size)
 
+    def held_by(self, heads: HeadSet) -> float:
+        """Share of the total score that these heads hold."""
+        return float(self.values[heads.on(self.grid).mask()].sum() / self.values.sum())
+
     def fewest(self, fraction: float, most: int) -> int:
         """How many top heads it takes to hold `fraction` of the total score; `most` if it takes more."""
         return min(most, round(self.share_holding(fraction) * self.values.size))
@@ -205,7 +210,7 @@ class HeadScores:
         """Write the top k heads and all scores as JSON, with `facts` and a manifest."""
         value = self.top(k).to_json() | {
             "model": self.model, "scoring": self.scoring, "n": self.n,
-            "scores": self.values.tolist(), "manifest": store.manifest(**facts),
+            "scores": self.values.tolist(), "manifest": store.manifest(runs=list(self.runs), **facts),
         }  # fmt: skip
         return store.write_atomic(path, json.dumps(value) + "\n")
 
@@ -228,7 +233,8 @@ def load_scores(path: Path) -> HeadScores:
     """Read the scores that stand beside a detected list."""
 
     def make(value: dict) -> HeadScores:
-        scores = HeadScores(np.array(value["scores"]), value["scoring"], value["model"], value["n"])
+        runs = tuple(value.get("manifest", {}).get("runs", ()))
+        scores = HeadScores(np.array(value["scores"]), value["scoring"], value["model"], value["n"], runs)
         HeadSet.from_json(value).on(scores.grid)
         return scores
 
@@ -297,4 +303,6 @@ def agreements(
         for a, b in itertools.combinations(scores, 2)
         if scores[a].grid == scores[b].grid
     ]
-    return pd.DataFrame(rows).sort_values("same_backbone", ascending=False, kind="stable") if rows else pd.DataFrame()
+    found = pd.DataFrame(rows).sort_values("same_backbone", ascending=False, kind="stable") if rows else pd.DataFrame()
+    found.attrs["runs"] = sorted({run for s in scores.values() for run in s.runs})
+    return found

@@ -1,22 +1,77 @@
-"""A profile is a table of models, benchmarks and sizes; the notebooks and the library are the same for all."""
+"""Models, and profiles: tables of models, benchmarks and sizes. The notebooks and the library are the same for all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vrhlib import store
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A model by name: where it is and what it is. A model of a known class needs this row and nothing else.
+
+    `source`: folder below the repository, or Hub id; `revision`: its commit. `grid`: layers x query heads, checked at
+    load. `gb`: the weights in bfloat16. `visual_tokens`: of a picture of 640 x 480, for estimates. `rows`: sequences
+    that run at once (fewer where memory is short). `prompt` replaces that of the family (`vlm.FAMILIES`), where prompt,
+    frame of the numbers, reader of the reply and token grid are told.
+    """
+
+    source: str
+    revision: str | None
+    profile: str
+    grid: tuple[int, int] | None = None
+    backbone: str = ""
+    published: str = ""  # its name in the paper's tables
+    family: str = ""
+    gb: float = 0.0
+    visual_tokens: int = 0
+    rows: int = 128
+    max_new_tokens: int = 128
+    prompt: str | None = None
+
+
+def _nano(name: str, family: str, backbone: str) -> Pin:
+    return Pin(f"data/nano/{name}", None, "nano", (10, 8), backbone, family=family, max_new_tokens=16)
+
+
+_QWEN25, _QWEN3 = (28, 28), (36, 32)
+MODELS = {
+    "nano-qwen2.5-vl": _nano("nano-qwen2.5-vl", "qwen2_5_vl", "A"),
+    "nano-internvl3": _nano("nano-internvl3", "internvl", "A"),
+    "nano-qwen3-vl": _nano("nano-qwen3-vl", "qwen3_vl", "B"),
+    "nano-internvl3.5": _nano("nano-internvl3.5", "internvl", "B"),
+    "qwen2.5-vl-7b": Pin(
+        "Qwen/Qwen2.5-VL-7B-Instruct", "cc594898137f460bfe9f0759e9844b3ce807cfb5", "paper", _QWEN25, "Qwen2.5-7B",
+        "Qwen2.5-VL-7B", "qwen2_5_vl", gb=16.6, visual_tokens=391, rows=48,
+    ),
+    "qwen3-vl-8b": Pin(
+        "Qwen/Qwen3-VL-8B-Instruct", "0c351dd01ed87e9c1b53cbc748cba10e6187ff3b", "paper", _QWEN3, "Qwen3-8B",
+        "Qwen3-VL-8B", "qwen3_vl", gb=17.5, visual_tokens=300, rows=48,
+    ),
+    "internvl3-8b": Pin(
+        "OpenGVLab/InternVL3-8B-hf", "259a3b64a14623c0ec91a045cb43f7c5af5fa6af", "paper", _QWEN25, "Qwen2.5-7B",
+        "InternVL3-8B", "internvl", gb=15.9, visual_tokens=3328, rows=16,
+    ),
+    "internvl3.5-8b": Pin(
+        "OpenGVLab/InternVL3_5-8B-HF", "741a7d03020411e666c6109218ab71e08151ef86", "paper", _QWEN3, "Qwen3-8B",
+        "InternVL3.5-8B", "internvl", gb=17.1, visual_tokens=3328, rows=16,
+    ),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Profile:
-    """Defaults of a profile's notebooks.
+    """Defaults of a profile's notebooks. Heads are found on the first of `benchmarks`.
 
     A model's top heads are the fewest that together hold `mass` of all attention on the referent, at most `k`; models
-    are also compared at `k` itself, a tenth of a small grid. (Past those that look, a ranking goes on with heads that
-    do not, and cutting them is another question.)
+    are also compared at `k` itself. (In a small grid a ranking soon goes on with heads that do not look, and cutting
+    them is another question; the paper cuts 20, whatever they hold: there `mass` is 1.)
     """
 
     models: tuple[str, ...]
     same_backbone: tuple[tuple[str, str], ...]  # pairs that grew from one language backbone
-    benchmark: str
+    benchmarks: tuple[str, ...]
     n_detect: int
     n_test: int
     k: int
@@ -30,16 +85,20 @@ _PROFILES = {
     "nano": Profile(
         models=("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5"),
         same_backbone=(("nano-qwen2.5-vl", "nano-internvl3"), ("nano-qwen3-vl", "nano-internvl3.5")),
-        benchmark="scenes", n_detect=200, n_test=200, k=8, mass=0.9, ks=(1, 2, 4, 8, 12),
+        benchmarks=("scenes",), n_detect=200, n_test=200, k=8, mass=0.9, ks=(1, 2, 4, 8, 12),
         control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
+    ),
+    "paper": Profile(
+        models=("qwen2.5-vl-7b", "qwen3-vl-8b", "internvl3-8b", "internvl3.5-8b"),
+        same_backbone=(("qwen2.5-vl-7b", "internvl3-8b"), ("qwen3-vl-8b", "internvl3.5-8b")),
+        benchmarks=("refcoco",), n_detect=200, n_test=1000, k=20, mass=1.0, ks=(1, 3, 5, 10, 20),
+        control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2),
     ),
 }  # fmt: skip
 
 
 def profile(name: str) -> Profile:
-    """The profile's table. Raises ValueError for a profile without one."""
+    """The profile's table. Raises ValueError for a profile that there is not."""
     if name not in _PROFILES:
-        raise ValueError(
-            f"Profile {name!r} has no models and benchmarks in this version; there is {', '.join(_PROFILES)}."
-        )
+        raise store.unknown("profile", name, _PROFILES)
     return _PROFILES[name]

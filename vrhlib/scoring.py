@@ -11,14 +11,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
 import torch
 
 from vrhlib import store
-from vrhlib.attention import KERNEL, capture, generate, with_replies
-from vrhlib.boxes import Reply, TokenGrid
+from vrhlib.attention import KERNEL, capture, fitting, generate, with_replies
+from vrhlib.boxes import Part, Reply, TokenGrid
 from vrhlib.heads import HeadScores, HeadSet
 from vrhlib.samples import Sample, Samples
 from vrhlib.vlm import VLM, Batch
@@ -96,12 +98,19 @@ VRH = Scoring("output", "sum", "mean")
 
 @dataclass(frozen=True, eq=False)
 class SampleScores:
-    """Theta(s) of Eq. 1 for every sample, head and (queries, keys) pair: float32 [samples, layers, heads] each."""
+    """Theta(s) of Eq. 1 for every sample, head and (queries, keys) pair: float32 [samples, layers, heads] each.
+
+    `empty`: ids of samples that the model replied nothing to; they have no output token and no Theta."""
 
     values: dict[tuple[str, str], np.ndarray]
     model: str
     benchmark: str
     runs: tuple[str, ...]
+    empty: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        without = f"; {len(self.empty)} without a reply, first {self.empty[0]}" if self.empty else ""
+        return f"{self.n} samples of {self.benchmark} scored{without}"
 
     @property
     def n(self) -> int:
@@ -111,62 +120,106 @@ class SampleScores:
         """Pool samples (all, or the chosen indices) into one score per head."""
         values = self.values[scoring.queries, scoring.keys]
         values = values if of is None else values[np.asarray(of)]
-        return HeadScores(SAMPLES[scoring.samples](values.astype(np.float64)), str(scoring), self.model, len(values))
+        pooled = SAMPLES[scoring.samples](values.astype(np.float64))
+        return HeadScores(pooled, str(scoring), self.model, len(values), self.runs)
 
 
-def score_samples(vlm: VLM, samples: Samples, batch_size: int = 8) -> SampleScores:
+Evidence = Literal["box", "mask"]
+
+
+def score_samples(
+    vlm: VLM, samples: Samples, batch_size: int = 8, evidence: Evidence = "box", part: Part = "both"
+) -> SampleScores:
     """Capture each sample once and reduce it to every (queries, keys) pair; stored, and resumed if interrupted.
 
-    The model replies greedily, then one teacher-forced pass over prompt and reply yields all rows. Raises
-    ValueError if a sample has no box, or if a reply is empty (there would be no output token to score).
+    The model replies greedily, then one teacher-forced pass over prompt and reply yields all rows. The referent's image
+    tokens K_s are those that its box overlaps (the paper), or its mask (`evidence="mask"`); of a tiled picture those of
+    tiles and thumbnail, or of one of the two (`part`). Samples with an empty reply have no output token to score: they
+    are kept apart (`SampleScores.empty`), and if there is nothing else that is a ValueError, as is a sample without
+    the box or mask asked for.
     """
-    if without := [s.id for s in samples if s.box is None]:
+    if evidence not in get_args(Evidence):
+        raise store.unknown("evidence", evidence, get_args(Evidence))
+    if without := [s.id for s in samples if getattr(s, evidence) is None]:
         raise ValueError(
-            f"{len(without)} samples have no box (first: {without[0]}): attention to their referent cannot be measured."
+            f"{len(without)} samples have no {evidence} (first: {without[0]}): attention to their referent cannot be "
+            "measured."
         )
+    limit = samples.max_new_tokens or vlm.max_new_tokens
+    masks = [store.digest(np.packbits(s.pixels).tobytes().hex()) for s in samples] if evidence == "mask" else None
     run = store.Run(
         task="scores", benchmark=f"{samples.benchmark} {samples.split}", kernel=KERNEL, batch_size=batch_size,
-        samples=tuple(s.fingerprint for s in samples), decoding={"greedy": True, "max_new_tokens": vlm.max_new_tokens},
-        condition={"queries": list(QUERIES), "keys": list(KEYS)}, **vlm.identity(),
+        samples=tuple(s.fingerprint for s in samples), decoding={"greedy": True, "max_new_tokens": limit},
+        condition={"queries": list(QUERIES), "keys": list(KEYS), "evidence": evidence, "part": part, "masks": masks},
+        data=samples.origin, **vlm.identity(),
     )  # fmt: skip
     with store.open_run(run, vlm.profile) as results:
         # Chunks stay where they are when a run resumes: a batch's composition can move the last bits.
         chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
         todo = [chunk for chunk in chunks if any(s.id not in results for s in chunk)]
         label = f"{samples.benchmark} {samples.split}  scoring {len(samples)} samples, batches of {batch_size}"
+        meter = store.Meter(vlm.profile, vlm.name, vlm.device.type)
         for chunk in store.progress(todo, label):
-            batch = vlm.prepare(chunk)
-            replies = [_text_ids(vlm, row[0], s) for row, s in zip(generate(vlm, batch), chunk)]
-            for sample, theta in zip(chunk, _theta(vlm, batch, replies)):
-                if sample.id not in results:
-                    results.add(sample.id, theta)
-        records = [results.records[s.id] for s in samples]
-    pairs = list(itertools.product(QUERIES, KEYS))
-    values = {(q, k): np.array([r[f"{q}/{k}"] for r in records], dtype=np.float32) for q, k in pairs}
-    return SampleScores(values, vlm.name, samples.benchmark, (run.digest,))
-
-
-def _text_ids(vlm: VLM, ids: np.ndarray, sample: Sample) -> list[int]:
-    reply = [int(i) for i in ids if i >= 0 and i not in vlm.stop_ids]
-    if not reply:
+            fitting(vlm, partial(_score, vlm, chunk, results, limit, evidence, part, meter))
+        meter.close()
+        records = {s.id: results.records[s.id] for s in samples}
+    empty = tuple(name for name, record in records.items() if "empty" in record)
+    if len(empty) == len(records):
         raise ValueError(
-            f"{vlm.name} replied nothing to sample {sample.id} ({sample.text!r}): no output token to score."
+            f"{vlm.name} replied nothing to any of {len(samples)} samples of {samples!r}: no output token to score. "
+            f"Look at its prompt: {vlm.question(samples[0].text, samples[0].task)!r}."
         )
-    return reply
+    pairs = list(itertools.product(QUERIES, KEYS))
+    values = {(q, k): _of(records, f"{q}/{k}") for q, k in pairs}
+    return SampleScores(values, vlm.name, samples.benchmark, (run.digest,), empty)
 
 
-def _theta(vlm: VLM, batch: Batch, replies: list[list[int]]) -> list[dict]:
-    """Per sample {"output/sum": [layers][heads], ...}: the mean over its query rows."""
+def _score(
+    vlm: VLM, chunk: Samples, results: store.Results, limit: int, evidence: Evidence, part: Part, meter: store.Meter
+) -> None:
+    """Score and store what is missing of a chunk, `vlm.rows` samples at a time."""
+    for i in range(0, len(chunk), vlm.rows):
+        piece = chunk[i : i + vlm.rows]
+        if all(s.id in results for s in piece):
+            continue
+        vlm.running = len(piece)
+        batch = vlm.prepare(piece)
+        ids = generate(vlm, batch, max_new_tokens=limit)[:, 0]
+        meter.add(2 * len(batch) * batch.length, ids.size)
+        for sample, theta in zip(piece, _theta(vlm, batch, [_text_ids(vlm, row) for row in ids], evidence, part)):
+            if sample.id not in results:
+                results.add(sample.id, theta | {"batch": len(piece)})
+
+
+def _of(records: Mapping[str, dict], name: str) -> np.ndarray:
+    return np.array([r[name] for r in records.values() if "empty" not in r], dtype=np.float32)
+
+
+def _text_ids(vlm: VLM, ids: np.ndarray) -> list[int]:
+    return [int(i) for i in ids if i >= 0 and i not in vlm.stop_ids]
+
+
+def _theta(
+    vlm: VLM, batch: Batch, replies: list[list[int]], evidence: Evidence = "box", part: Part = "both"
+) -> list[dict]:
+    """Per sample {"output/sum": [layers][heads], ...}, the mean over its query rows, or {"empty": True}."""
+    if not any(replies):
+        return [{"empty": True} for _ in replies]
     inputs = with_replies(vlm, batch, replies)
     total = inputs["input_ids"].shape[1]
     inside = torch.zeros(len(batch), 1, 1, total, device=vlm.device)
     rows: list[dict[str, np.ndarray]] = []
     for b, (sample, reply) in enumerate(zip(batch.samples, replies)):
-        inside[b, ..., batch.image_columns[b][batch.grids[b].tokens_in(sample.box)]] = 1
+        grid = batch.grids[b]
+        near = grid.tokens_in(sample.box) if evidence == "box" else grid.tokens_of(sample.pixels)
+        inside[b, ..., batch.image_columns[b][near & grid.part(part)]] = 1
+        if not reply:
+            rows.append({})
+            continue
         seed = int(store.digest(sample.id)[:8], 16)
         tokens = Tokens(batch.length, len(reply), batch.expression_columns[b], np.random.default_rng(seed))
         rows.append({name: pick(tokens) for name, pick in QUERIES.items()})
-    wanted = [np.concatenate(list(r.values())) for r in rows]
+    wanted = [np.concatenate([np.zeros(0, int), *r.values()]) for r in rows]
     padded = np.full((len(batch), max(map(len, wanted))), -1)
     for b, columns in enumerate(wanted):
         padded[b, : len(columns)] = columns
@@ -176,7 +229,7 @@ def _theta(vlm: VLM, batch: Batch, replies: list[list[int]]) -> list[dict]:
     out = []
     for b, chosen in enumerate(rows):
         ends = np.cumsum([len(c) for c in chosen.values()])
-        theta = {}
+        theta = {} if chosen else {"empty": True}
         for (name, columns), end in zip(chosen.items(), ends):
             for key in KEYS:
                 mean = got[key][b, :, :, end - len(columns) : end].mean(-1)
@@ -237,7 +290,9 @@ def close_up(vlm: VLM, sample: Sample) -> CloseUp:
     batch = vlm.prepare([sample])
     ids = generate(vlm, batch)[0, 0]
     text, finished = vlm.decode([int(i) for i in ids if i >= 0])
-    reply = _text_ids(vlm, ids, sample)
+    reply = _text_ids(vlm, ids)
+    if not reply:
+        raise ValueError(f"{vlm.name} replied nothing to sample {sample.id} ({sample.text!r}): choose another example.")
     columns = torch.from_numpy(batch.image_columns[0]).to(vlm.device)
     rows = torch.arange(len(reply))[None] + batch.length - 1
     with torch.inference_mode(), capture(vlm, rows, {"image": lambda a: a[..., columns]}) as got:
@@ -290,7 +345,7 @@ def capture_cost(vlm: VLM, sample: Sample, scales: Sequence[int], repeats: int =
         ]
         found = {}
         for method, one_pass in (("rows", _pass_rows), ("eager", _pass_eager)):
-            measured = [store.measure(one_pass, vlm, batch, reply) for _ in range(repeats)]
+            measured = [store.measure(one_pass, vlm, batch, reply, device=vlm.device) for _ in range(repeats)]
             found[method] = measured[0][0]
             seconds, peak = min(m[1] for m in measured), max(m[2] for m in measured)
             rows.append((method, len(batch.grids[0]), seconds, peak, repeats))

@@ -20,6 +20,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -120,21 +121,21 @@ def peak_mib() -> float:
     return round(max(_peak, peak / (2**20 if sys.platform == "darwin" else 2**10)), 1)
 
 
-def measure(work: Callable, *args: object) -> tuple:
-    """Result, seconds and peak memory (MiB above what was held at the start) of one call.
+def measure(work: Callable, *args: object, device: object = "cpu") -> tuple:
+    """Result, seconds and peak memory (MiB above what was held at the start) of one call that runs on a torch device.
 
-    Device memory where torch runs on CUDA; else resident memory, NaN where the system keeps no
+    Device memory if that is a CUDA device; else resident memory, NaN where the system keeps no
     resettable peak (only Linux does).
     """
     global _peak
     import torch
 
     reset = Path("/proc/self/clear_refs")
-    cuda, linux = torch.cuda.is_available(), reset.exists()
+    cuda, linux = str(device).startswith("cuda"), reset.exists()
     if cuda:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        base = torch.cuda.memory_allocated()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        base = torch.cuda.memory_allocated(device)
     elif linux:
         _peak = peak_mib()
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
@@ -144,10 +145,10 @@ def measure(work: Callable, *args: object) -> tuple:
     began = time.perf_counter()
     result = work(*args)
     if cuda:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(device)
     seconds = time.perf_counter() - began
     if cuda:
-        return result, seconds, (torch.cuda.max_memory_allocated() - base) / 2**20
+        return result, seconds, (torch.cuda.max_memory_allocated(device) - base) / 2**20
     return result, seconds, max(0.0, _status("VmHWM") - base) if linux else float("nan")
 
 
@@ -179,8 +180,10 @@ class Run:
     revision: str
     image_backend: str
     benchmark: str
-    samples: tuple[str, ...]  # one fingerprint a sample: id, picture, text and box
-    prompt: str
+    data: str  # where the samples come from: Hub id, commit and split
+    samples: tuple[str, ...]  # one fingerprint a sample: id, key of its picture, text and box
+    image_limits: dict
+    prompt: list
     condition: dict
     decoding: dict
     kernel: str
@@ -196,7 +199,8 @@ class Run:
 @functools.cache
 def _code() -> list[str]:
     """Digests of the files that decide a stored result: an edit there must not be served yesterday's numbers."""
-    return [file_digest(Path(__file__).with_name(f"{m}.py")) for m in ("boxes", "vlm", "attention", "scoring")]
+    files = ("boxes", "samples", "real", "nano/scenes", "vlm", "attention", "scoring")
+    return [file_digest(Path(__file__).parent / f"{name}.py") for name in files]
 
 
 class CorruptRun(ValueError):
@@ -294,10 +298,45 @@ def _told(path: Path) -> dict:
 def _write_run_manifest(run: Run, results: Results, new: int, seconds: float) -> None:
     path = results.path.with_suffix(".json")
     earlier = _told(path).get("seconds", 0.0)
-    facts = asdict(run) | {"samples": len(results)}  # the ids stand in the lines
+    sizes = Counter(str(record["batch"]) for record in results.records.values() if "batch" in record)
+    facts = asdict(run) | {"samples": len(results), "batch_sizes": dict(sizes)}  # the ids stand in the lines
     done = len(results) == len(run.samples)
     text = json.dumps(manifest(**facts, complete=done, seconds=round(earlier + seconds, 2), new=new), indent=1)
     write_atomic(path, text + "\n")
+
+
+class Meter:
+    """Counts tokens and seconds of a model's passes into data/runs/<profile>/speed.json, for estimates.
+
+    `add` takes the tokens read (prompts) and written since the last call."""
+
+    def __init__(self, profile: str, model: str, device: str):
+        self.path = runs_dir(profile) / "speed.json"
+        self.name = f"{model} on {device}"
+        self.last, self.counts = time.perf_counter(), [0, 0, 0.0]
+        self.saved = self.last
+
+    def add(self, read: int, written: int) -> None:
+        now = time.perf_counter()
+        self.counts = [a + b for a, b in zip(self.counts, (read, written, now - self.last))]
+        self.last = now
+        if now - self.saved > 60:
+            self.close()
+
+    def close(self) -> None:
+        if self.counts[2]:
+            known = speeds(self.path)
+            total = [a + b for a, b in zip(known.get(self.name, [0, 0, 0.0]), self.counts)]
+            write_atomic(self.path, json.dumps(known | {self.name: [total[0], total[1], round(total[2], 2)]}) + "\n")
+        self.counts, self.saved = [0, 0, 0.0], self.last
+
+
+def speeds(path: Path) -> dict[str, list]:
+    """`<model> on <device>` to [tokens read, tokens written, seconds]; empty if nothing was measured."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def progress(items: Sequence, label: str) -> Iterable:

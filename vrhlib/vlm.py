@@ -1,5 +1,5 @@
-"""Loads a vision-language model, holds every difference between model families as one table, and proves
-its own wiring before any science is done with it.
+"""Loads a vision-language model and holds every difference between model families as one table. (`wiring.load_vlm`
+loads and proves that the model is wired as this table says.)
 
 The model inside a `VLM` is the stock `transformers` class on stock SDPA attention; nothing is forked or
 patched. What differs between families (prompt, how boxes are written, where image tokens look) is a row
@@ -8,22 +8,26 @@ of `FAMILIES`; a new model of a known class needs no code, a new class needs one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import is_torchvision_available
 from transformers.utils import logging as hf_logging
 
-from vrhlib import store
-from vrhlib.boxes import Box, Frame, Reply, Size, TokenGrid, read_box, to_frame
+from vrhlib import hub, store
+from vrhlib.boxes import Box, Frame, Reply, Size, TokenGrid, read_box, read_points, to_frame
+from vrhlib.profiles import MODELS, Pin
 from vrhlib.samples import Sample, Task
 
 # ---------------------------------------------------------------- families: all differences, as data
@@ -32,15 +36,19 @@ from vrhlib.samples import Sample, Task
 @dataclass(frozen=True)
 class Family:
     """One row per `model_type`. `grid(vlm, batch, i, size)` returns where the image tokens of row i look,
-    and the size (width, height) the image was resized to."""
+    and the size (width, height) the image was resized to; `unit(vlm)` the (width, height) whose multiples are not
+    resized."""
 
     prompt: str  # with {expression}: a phrase that names the referent
     question_prompt: str  # with {expression}: a question whose answer is the referent
+    point_prompt: str  # with {expression}: a place to point at
     style: str  # how a box is written, see boxes.read_box
     frame: Frame  # what its numbers mean
     written: str  # format string of a box, for teacher forcing and round trips
     grid: Callable[[VLM, dict, int, Size], tuple[TokenGrid, Size]]
+    unit: Callable[[VLM], Size]
     vision: str  # path of the vision tower
+    mixing: str  # how the modules are called that bring another patch's content into a patch
 
 
 def _patch_grid(vlm: VLM, tensors: dict, i: int, size: Size) -> tuple[TokenGrid, Size]:
@@ -62,6 +70,16 @@ def _tile_grid(vlm: VLM, tensors: dict, i: int, size: Size) -> tuple[TokenGrid, 
     return TokenGrid.tiled(rows, cols, side, size), size
 
 
+def _patch_unit(vlm: VLM) -> Size:
+    vision = vlm.model.config.vision_config
+    return (vision.patch_size * vision.spatial_merge_size,) * 2
+
+
+def _tile_unit(vlm: VLM) -> Size:
+    size = vlm.processor.image_processor.size
+    return size["width"], size["height"]
+
+
 _QWEN_BOX = '{{"bbox_2d":[{0:.0f},{1:.0f},{2:.0f},{3:.0f}]}}'
 _INTERNVL_BOX = "<box>[[{0:.0f},{1:.0f},{2:.0f},{3:.0f}]]</box>"
 _INTERNVL_PROMPT = (
@@ -70,36 +88,26 @@ _INTERNVL_PROMPT = (
 _JSON = "Report bbox coordinates in JSON format."
 _ANSWER = "{expression} Answer with the bbox coordinates in JSON format."
 FAMILIES = {
+    # Prompts of the authors (QwenLM/Qwen3-VL issues 991 and 1721, InternVL's evaluate_grounding.py); those for
+    # questions, and InternVL's for points, are ours: nobody publishes one.
     "qwen2_5_vl": Family(
         "Locate {expression} in this image and output the bbox coordinates in JSON format.", _ANSWER,
-        "bbox_2d", "resized", _QWEN_BOX, _patch_grid, "model.visual",
+        "Locate {expression} in this image and output the point coordinates in JSON format.",
+        "bbox_2d", "resized", _QWEN_BOX, _patch_grid, _patch_unit, "model.visual", "attn.proj",
     ),
     "qwen3_vl": Family(
         f'Locate every object that matches the description "{{expression}}" in the image. {_JSON}', _ANSWER,
-        "bbox_2d", "permille", _QWEN_BOX, _patch_grid, "model.visual",
+        'Locate the place that matches the description "{expression}" in the image. Report its point coordinates in '
+        "JSON format.",
+        "bbox_2d", "permille", _QWEN_BOX, _patch_grid, _patch_unit, "model.visual", "attn.proj",
     ),
     "internvl": Family(
         _INTERNVL_PROMPT, "{expression} Please provide the bounding box coordinate of the answer.",
-        "box tag", "permille", _INTERNVL_BOX, _tile_grid, "model.vision_tower",
+        "Please provide the point coordinate of the region this sentence describes: <ref>{expression}</ref>",
+        "box tag", "permille", _INTERNVL_BOX, _tile_grid, _tile_unit, "model.vision_tower",
+        "attention.projection_layer",
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Pin:
-    """A model of a profile: where it is, at which revision, and what it takes instead of its family's prompt."""
-
-    source: str  # folder below the repository, or Hub id
-    revision: str | None
-    profile: str
-    prompt: str | None = None
-    max_new_tokens: int = 128
-
-
-MODELS = {
-    name: Pin(f"data/nano/{name}", None, "nano", max_new_tokens=16)
-    for name in ("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5")
-}
 
 
 # ---------------------------------------------------------------- the loaded model
@@ -140,7 +148,9 @@ class VLM:
     max_new_tokens: int
     revision: str
     profile: str | None = None
-    wiring: dict = field(default_factory=dict)
+    rows: int = 128  # sequences that run at once, at most
+    running: int = 0  # and in the pass that began last
+    wiring: dict = field(default_factory=dict, repr=False)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -161,20 +171,52 @@ class VLM:
 
     @cached_property
     def stop_ids(self) -> set[int]:
-        """Token ids that end a reply."""
+        """Token ids that end a reply: those of generation_config.json, and the chat template's own end token. (A file
+        without the latter would let replies run on, and the head scores average over what follows.)"""
         stop = self.model.generation_config.eos_token_id
-        return set(stop if isinstance(stop, list) else [stop])
+        known = {self.tokenizer.eos_token_id, *(stop if isinstance(stop, list) else [stop])} - {None}
+        if not known:
+            raise ValueError(f"{self.name}: neither generation_config.json nor the tokenizer says what ends a reply.")
+        return known
 
     @property
     def image_backend(self) -> str:
         """Image processor class: backends differ in pixels, so it is part of every run key."""
         return type(self.processor.image_processor).__name__
 
+    @property
+    def image_limits(self) -> dict:
+        """Between which sizes pictures are resized (Qwen), or how they are cut into tiles (InternVL)."""
+        processor = self.processor.image_processor
+        names = ("size", "patch_size", "merge_size", "min_patches", "max_patches", "crop_to_patches")
+        found = {name: getattr(processor, name, None) for name in names}
+        plain = {k: asdict(v) if is_dataclass(v) else v for k, v in found.items()}
+        plain["size"] = {k: v for k, v in dict(plain["size"]).items() if v is not None}
+        return {k: v for k, v in plain.items() if v is not None}
+
+    def check(self, cells: int = 24, seed: int = 0, size: Size | None = None) -> dict:
+        """Prove where image tokens look: invert one cell of a picture, and exactly the token of that cell must move.
+
+        While this runs, what mixes patches in the vision tower is cut (`Family.mixing`), so that a token sees its own
+        cell only; the picture's size (width, height) must be one that is not resized, and is found if not given. A
+        thumbnail is resized, so there the token that moves most must look at the cell. `cells` of them, corners
+        included. Raises WiringError naming the first that differs.
+        """
+        return _check(self, cells, seed, size)
+
+    def release(self) -> None:
+        """Give up the weights, so that another model finds the device's memory free."""
+        self.model = None
+        gc.collect()  # modules and hooks refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def identity(self) -> dict:
         """What a run key needs to know about the model."""
         return {
             "model": self.name, "revision": self.revision, "image_backend": self.image_backend,
-            "prompt": [self.prompt, self.family.question_prompt],
+            "image_limits": self.image_limits,
+            "prompt": [self.asks(task) for task in ("locate", "question", "point")],
             "dtype": str(self.model.dtype).removeprefix("torch."), "device": self.device.type,
         }  # fmt: skip
 
@@ -186,9 +228,15 @@ class VLM:
         """The box of a reply in original pixels, or the reason why there is none."""
         return read_box(text, self.family.style, self.family.frame, original, resized, finished)
 
+    def read_points(self, text: str, original: Size, resized: Size) -> list[tuple[float, float]]:
+        """All points of a reply in original pixels."""
+        return read_points(text, self.family.frame, original, resized)
+
     def asks(self, task: Task) -> str:
         """The prompt of a task, with {expression} where the sample's text goes."""
-        return {"locate": self.prompt, "question": self.family.question_prompt, "answer": "{expression}"}[task]
+        family = self.family
+        return {"locate": self.prompt, "question": family.question_prompt, "point": family.point_prompt,
+                "answer": "{expression}"}[task]  # fmt: skip
 
     def question(self, expression: str, task: Task = "locate") -> str:
         """The prompt with the expression in it; other braces stay as they are."""
@@ -291,25 +339,32 @@ def _repeat_features(features, copies: int, tokens: list[int]):
 # ---------------------------------------------------------------- loading
 
 
-def load_vlm(
-    name: str | Path, device: str | None = None, dtype: torch.dtype | None = None, prompt: str | None = None
+def load_unproven(
+    name: str | Path,
+    device: str | None = None,
+    dtype: torch.dtype | None = None,
+    prompt: str | None = None,
+    tiles: int | None = None,
 ) -> VLM:
-    """Load a model of `MODELS` by name, or any model of a known family from a folder or Hub id.
+    """A model of `MODELS` by name, or any model of a known family from a folder or Hub id, before its wiring is proven.
 
-    `prompt` (with {expression}) replaces that of the model's pin or family.
-
-    Only safetensors, never remote code. Default device: CUDA where there is one; default dtype: bfloat16
-    on CUDA, float32 on CPU. Raises ValueError or OSError with the next step if the name is unknown,
-    weights are missing or of another shape, or the wiring check fails.
+    Arguments and errors as in `wiring.load_vlm`.
     """
     pin = MODELS.get(str(name)) or _unlisted(str(name))
     source, local = _locate(name, pin)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or os.environ.get("VRHLIB_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
     dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
-    where = {"revision": pin.revision} if not local else {}
+    where = {} if local else {"revision": hub.pinned(pin.source, pin.revision)}
     config = _explained(name, source, AutoConfig.from_pretrained, source, trust_remote_code=False, **where)
     if config.model_type not in FAMILIES:
         raise ValueError(f"{name} is a {config.model_type!r}; known families: {', '.join(FAMILIES)}. Add a row there.")
+    text = config.get_text_config()
+    grid = text.num_hidden_layers, text.num_attention_heads
+    if pin.grid and grid != pin.grid:
+        raise ValueError(
+            f"{source} has {grid[0]} layers x {grid[1]} heads, {name} has {pin.grid[0]} x {pin.grid[1]}: it is another "
+            f"model, and its results would stand under a wrong name. Restore the files of {pin.source}."
+        )
     model, info = _explained(
         name, source, AutoModelForImageTextToText.from_pretrained, source, dtype=dtype, use_safetensors=True,
         trust_remote_code=False, attn_implementation="sdpa", output_loading_info=True,
@@ -322,19 +377,25 @@ def load_vlm(
     prompt = prompt or pin.prompt or family.prompt
     if prompt.count("{expression}") != 1:
         raise ValueError(f"The prompt needs {{expression}} once, got {prompt!r}.")
-    revision = pin.revision or (_folder_digest(Path(source)) if local else "unpinned")
-    vlm = VLM(
-        str(name), model.to(device).eval(), _explained(name, source, load_processor, source, **where), family, prompt,
-        pin.max_new_tokens, revision, pin.profile,
+    commit = getattr(config, "_commit_hash", None) or pin.revision or "unpinned"
+    if not local:
+        hub.pin(pin.source, getattr(config, "_commit_hash", None))
+    processor = _explained(name, source, load_processor, source, **where)
+    if tiles is not None:
+        if not hasattr(processor.image_processor, "max_patches"):
+            raise ValueError(f"{name} does not cut pictures into tiles; leave out tiles={tiles}.")
+        processor.image_processor.max_patches = tiles
+    return VLM(
+        str(name), model.to(device).eval(), processor, family, prompt, pin.max_new_tokens,
+        _folder_digest(Path(source)) if local else commit, pin.profile, pin.rows,
     )  # fmt: skip
-    vlm.wiring = prove_wiring(vlm)
-    return vlm
 
 
 def _locate(name: str | Path, pin: Pin) -> tuple[str, bool]:
     """Where the files are, and whether that is a folder. A shipped model is never looked for on the Hub."""
-    for folder in (store.ROOT / pin.source, Path(pin.source)):
-        if folder.is_dir():
+    given = (store.ROOT / pin.source, hub.local_copy(pin.source)) if str(name) in MODELS else (Path(pin.source),)
+    for folder in given:
+        if folder and folder.is_dir():
             return str(folder), True
     if str(name) in MODELS and pin.profile == "nano":
         raise OSError(
@@ -405,7 +466,7 @@ def load_processor(source: str, **where):
     return ImageOnly.from_pretrained(source, **where)
 
 
-# ---------------------------------------------------------------- proof of wiring
+# ---------------------------------------------------------------- proof of the grid of image tokens
 
 
 class WiringError(RuntimeError):
@@ -413,74 +474,64 @@ class WiringError(RuntimeError):
 
 
 @torch.inference_mode()
-def prove_wiring(vlm: VLM) -> dict:
-    """Check on one grey picture, with hooks only (independent of `attention`), what every result rests on.
-
-    Every layer's `o_proj` reads heads x head_dim columns; cutting all heads of a layer changes the
-    logits, for each layer; the image reaches the answer; and painting the place where one image token
-    looks moves that token more than the others, top right and bottom left, so that a transposed or
-    mirrored grid is noticed. Returns the measured effects.
-    """
-    size = (192, 160)
-    grey = Image.new("RGB", size, (128, 128, 128))
-    batch = vlm.prepare([Sample("wiring", grey, "grey", "the circle")])
-    layers, heads = vlm.grid
-    logits, width = {}, {}
-
-    def run(tensors, cut: int | None = None):
-        def zero(module, args, layer):
-            width[layer] = args[0].shape[-1]
-            return (torch.zeros_like(args[0]),) if layer == cut else None
-
-        hooks = [
-            layer.self_attn.o_proj.register_forward_pre_hook(lambda m, a, i=i: zero(m, a, i))
-            for i, layer in enumerate(vlm.layers)
-        ]
-        try:
-            return vlm.model(**tensors, logits_to_keep=1).logits[0, -1].float()
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    plain = run(batch.tensors)
-    if len(width) != layers:
-        raise WiringError(f"{vlm.name}: {len(width)} attention layers ran, config.json says {layers}.")
-    for i, layer in enumerate(vlm.layers):
-        if width[i] != heads * layer.self_attn.head_dim:
-            raise WiringError(f"{vlm.name}: o_proj of layer {i} reads {width[i]} columns, not {heads} heads.")
-        logits[i] = (run(batch.tensors, cut=i) - plain).abs().max().item()
-    if dead := [i for i, effect in logits.items() if not effect > 0]:
-        raise WiringError(f"{vlm.name}: cutting all heads of layers {dead} leaves the logits as they were.")
-    shifts = {}
-    for corner, (row, col) in {"top right": (0, -1), "bottom left": (-1, 0)}.items():
-        x0, y0, x1, y1 = batch.grids[0].cells[batch.grids[0].order[row, col]]
-        inner = Box(0.9 * x0 + 0.1 * x1, 0.9 * y0 + 0.1 * y1, 0.1 * x0 + 0.9 * x1, 0.1 * y0 + 0.9 * y1)
-        painted = grey.copy()
-        painted.paste((255, 0, 0), tuple(map(round, inner)))
-        other = vlm.prepare([Sample("wiring", painted, corner, "the circle")])
-        shift = (_features(vlm, batch) - _features(vlm, other)).float().norm(dim=-1).cpu().numpy()
-        near = batch.grids[0].tokens_in(inner)
-        tiles = np.isin(np.arange(len(near)), batch.grids[0].order)
-        for part in (tiles, ~tiles):  # a thumbnail's tokens on their own: it sees the same place again
-            if not part.any():
-                continue
-            moved = shift[part & (shift > 0)]  # other tiles, encoded on their own, stay where they were
-            if not moved.size:
-                raise WiringError(f"{vlm.name}: painting the {corner} of a picture moves no image token.")
-            least, bar = float(shift[near & part].min()), float(np.quantile(moved, 0.9))
-            shifts[corner] = least, bar
-            if not least >= bar > 0:
+def _check(vlm: VLM, cells: int, seed: int, size: Size | None) -> dict:
+    width, height = size or _unresized(vlm)
+    picture = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+    sample = Sample("check", picture, "check", "the circle")
+    with _deaf(vlm):
+        batch = vlm.prepare([sample])
+        grid = batch.grids[0]
+        tiles = np.flatnonzero(grid.part("tiles"))
+        corners = grid.order[[0, 0, -1, -1], [0, -1, 0, -1]]
+        others = np.random.default_rng(seed).permutation(np.setdiff1d(tiles, corners))[: max(0, cells - 4)]
+        plain = _image_tokens(vlm, batch)
+        for token in map(int, (*corners, *others)):
+            corner = tuple(round(x) for x in grid.cells[token])
+            changed = picture.copy()
+            changed.paste(ImageOps.invert(picture.crop(corner)), corner)
+            again = vlm.prepare([Sample("check", changed, f"check {token}", "the circle")])
+            shift = (_image_tokens(vlm, again) - plain).norm(dim=-1).cpu().numpy()
+            moved = np.flatnonzero(shift[tiles] > 1e-3 * shift[tiles].max())
+            where = grid.tokens_in(Box(*grid.cells[token]))
+            thumbnail = np.setdiff1d(np.arange(len(grid)), tiles)
+            if shift[tiles].max() == 0 or moved.tolist() != np.flatnonzero(where[tiles]).tolist():
                 raise WiringError(
-                    f"{vlm.name}: painting the {corner} of a picture moves the image tokens that look there by "
-                    f"{least:.3g}, but a tenth of the others by more than {bar:.3g}: their order is another."
+                    f"{vlm.name}: inverting the cell of image token {token} (pixels {corner}) moves the tokens "
+                    f"{tiles[moved].tolist()[:8]}: image tokens lie in another order than `Family.grid` says."
                 )
-        if not (run(other.tensors) - plain).abs().max() > 0:
-            raise WiringError(f"{vlm.name}: the picture does not reach the answer.")
-    return {"layer_effect": logits, "painted_shift": shifts}
+            if len(thumbnail) and not where[thumbnail[shift[thumbnail].argmax()]]:
+                raise WiringError(f"{vlm.name}: the thumbnail's tokens lie in another order than `Family.grid` says.")
+    return {"image_tokens": len(grid), "rows": grid.rows, "cols": grid.cols, "cells": min(cells, len(tiles))}
 
 
-def _features(vlm: VLM, batch: Batch) -> torch.Tensor:
+def _unresized(vlm: VLM) -> tuple[int, int]:
+    """A size (width, height), landscape if possible, that the model's processor leaves as it is."""
+    unit = vlm.family.unit(vlm)
+    for scale in range(1, 40):
+        for across, down in ((3, 2), (2, 1), (2, 2)):
+            size = across * scale * unit[0], down * scale * unit[1]
+            batch = vlm.prepare([Sample("size", Image.new("RGB", size), "size", "the circle")])
+            grid = batch.grids[0]
+            square = grid.cols * size[1] == grid.rows * size[0] and grid.cols % (across * scale) == 0
+            if batch.resized[0] == size and square:
+                return size
+    raise WiringError(f"{vlm.name}: no multiple of {unit[0]} x {unit[1]} pixels is left unresized.")
+
+
+@contextmanager
+def _deaf(vlm: VLM) -> Iterator[None]:
+    """The vision tower with everything cut that brings another patch's content into a patch."""
+    tower = vlm.model.get_submodule(vlm.family.vision)
+    cut = [m for name, m in tower.named_modules() if name.endswith(vlm.family.mixing)]
+    if not cut:
+        raise WiringError(f"{vlm.name}: no module of its vision tower is called *{vlm.family.mixing}.")
+    with ExitStack() as stack:
+        for module in cut:
+            stack.callback(module.register_forward_hook(lambda m, a, out: torch.zeros_like(out)).remove)
+        yield
+
+
+def _image_tokens(vlm: VLM, batch: Batch) -> torch.Tensor:
+    """What the language model is given for the image tokens of a batch, float [V, hidden]."""
     pooled = vlm.see(batch).features.pooler_output
-    return (
-        torch.cat([p.reshape(-1, p.shape[-1]) for p in pooled]) if isinstance(pooled, tuple) else pooled.flatten(0, 1)
-    )
+    return torch.cat([p.reshape(-1, p.shape[-1]) for p in pooled]).float()

@@ -25,6 +25,7 @@ import torch
 from vrhlib import store
 from vrhlib.answers import judge
 from vrhlib.attention import generate
+from vrhlib.benchmarks import BENCHMARKS, answering, grounding
 from vrhlib.evaluate import (
     UNMASKED,
     UNREADABLE,
@@ -41,9 +42,10 @@ from vrhlib.nano.models import KINDS
 from vrhlib.nano.questions import plural
 from vrhlib.nano.scenes import COLOURS, RELATIONS, SHAPES, SIZES, SUPERLATIVES, WORDS
 from vrhlib.profiles import profile
-from vrhlib.samples import BENCHMARKS, Sample, Samples, answering, grounding
+from vrhlib.samples import Sample, Samples
 from vrhlib.scoring import VRH, score_samples
-from vrhlib.vlm import VLM, load_vlm
+from vrhlib.vlm import VLM
+from vrhlib.wiring import load_vlm
 
 GROUNDING = [b.name for b in BENCHMARKS.values() if b.family == "grounding" and b.profile == "nano"]
 ANSWERING = [b.name for b in BENCHMARKS.values() if b.family != "grounding" and b.profile == "nano"]

@@ -48,12 +48,12 @@ from torch.nn import functional as F
 
 from vrhlib import store
 from vrhlib.attention import generate
+from vrhlib.benchmarks import grounding
 from vrhlib.nano import scenes
 from vrhlib.nano.models import KINDS, Nano, Shape, picture
 from vrhlib.nano.pack import Batches, Mix, Packer, reply_loss
 from vrhlib.nano.scenes import COLOURS, HEIGHT, SHAPES, SIZES, SPLITS, STEP, WIDTH, WORDS
-from vrhlib.samples import grounding
-from vrhlib.vlm import load_vlm
+from vrhlib.wiring import load_vlm
 
 NAMED = {"attribute": 0.3, "size": 0.14, "position": 0.24, "relation": 0.12}
 SPOKEN = NAMED | {"long": 0.1, "question": 0.1}

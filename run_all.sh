@@ -1,8 +1,13 @@
 #!/usr/bin/env bash
-# Every table and figure from a fresh clone. Two commands are all there is to know:
+# Every table and figure from a fresh clone. Two commands are all there is to know on a laptop:
 #
 #     ./run_all.sh          set up an environment, run all notebooks with the embedded models
 #     ./run_all.sh test     set up the same way, run the tests
+#
+# and two on a GPU:
+#
+#     ./run_all.sh plan paper   what the real models and benchmarks would take: downloads, memory, hours
+#     ./run_all.sh paper        the same notebooks with them; it first makes sure that nothing is missing
 #
 # The rest is in ./run_all.sh help. Written for bash 3.2, the one that macOS ships.
 set -euo pipefail
@@ -11,19 +16,21 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 
 usage() {
     cat <<'EOT'
-./run_all.sh [nano|paper] [01 03 ...] [NAME=VALUE ...]   run notebooks; all of them if none is named
-./run_all.sh plan [nano|paper] [01 03 ...]               what would run, what it costs, what is cached; how good the
-                                                         embedded models are
-./run_all.sh test [pytest arguments]                     run the tests
-./run_all.sh lab                                         open JupyterLab in notebooks/
-./run_all.sh help                                        this text
+./run_all.sh [nano|paper] [01 03 ...] [NAME=VALUE ...] [--limit N]        run notebooks; all of them if none is named
+./run_all.sh plan [nano|paper] [01 03 ...] [NAME=VALUE ...] [--limit N]   what that would run, what it costs, what is
+                             cached; how good the embedded models are, or what real ones need (no GPU, no network)
+./run_all.sh test [pytest arguments]    run the tests
+./run_all.sh lab                        open JupyterLab in notebooks/
+./run_all.sh help                       this text
 
   nano    (default) embedded models and scenes: CPU, minutes, no network once installed
-  paper   the four real models and benchmarks, on one 48 GB GPU (not in this version: it stops with an error)
+  paper   the four real models and their benchmarks: a GPU (48 GB for full batches), 70 GB of downloads, hours. GPU,
+          disk and Hub are looked at first; what is missing is said, all at once, and nothing else ever stands in for it
 
   ./run_all.sh 01                   one notebook
   ./run_all.sh 01 K=3 N_TEST=100    other values for names in a notebook's parameters cell
-  ./run_all.sh MODELS=nano-qwen3-vl,nano-internvl3.5    some of a profile's models
+  ./run_all.sh MODELS=nano-qwen3-vl,nano-internvl3.5    some of a profile's models (BENCHMARKS= likewise)
+  ./run_all.sh paper --limit 20     at most 20 samples in every evaluation: a dress rehearsal (the same as N_TEST=20)
 
 Environment: the active one if it has what pyproject.toml asks for; else .venv in this folder, made with
 a Python >= 3.11 and filled from requirements.lock. Your own always wins: activate it first.
@@ -32,6 +39,9 @@ a Python >= 3.11 and filled from requirements.lock. Your own always wins: activa
   Linux, no GPU    the CPU build of torch spares 2 GB:
                    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu ./run_all.sh
   conda            conda env create -f environment.yml && conda activate vrhlib
+  the Hub          HF_HOME (where downloads go), HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE=1 (use what is there) work
+                   for paper as everywhere; a folder data/local/<Hub id> goes before the Hub. nano never asks it
+  VRHLIB_DEVICE    cuda:1 or cpu, say, if you mean it
 EOT
 }
 
@@ -67,6 +77,7 @@ list_notebooks() {
 
 command=run
 profile=
+limit=
 words=()
 case "${1:-}" in
     -h | --help | help) usage; exit 0 ;;
@@ -76,18 +87,29 @@ esac
 if [ "$command" = test ]; then
     words=(${@+"$@"})  # pytest's business; `${@+...}` because an empty "$@" is "unbound" to old bashes
 else
-    for word in ${@+"$@"}; do
+    while [ $# -gt 0 ]; do
+        word=$1
+        shift
         [ "$command" != lab ] || refuse "lab takes no arguments, got '$word'"
         case "$word" in
             nano | paper)
                 [ -z "$profile" ] || refuse "one profile at a time, got '$profile' and '$word'"
                 profile=$word ;;
+            --limit | --limit=*)
+                [ -z "$limit" ] || refuse "one --limit at a time"
+                case "$word" in
+                    *=*) limit=${word#*=} ;;
+                    *) limit=${1:-}; [ $# -eq 0 ] || shift ;;
+                esac
+                case "$limit" in
+                    '' | *[!0-9]* | 0*) refuse "--limit takes a whole number >= 1, got '$limit'" ;;
+                esac
+                words+=(--limit "$limit") ;;
             plan | test | lab | help)
                 refuse "'$word' comes first: ./run_all.sh $word" ;;
             -*)
                 refuse "unknown option '$word'; ./run_all.sh help lists what there is" ;;
             [A-Za-z_]*=*)
-                [ "$command" = run ] || refuse "plan takes no parameters, got '$word'"
                 words+=("$word") ;;  # whether a notebook knows it, the runner says before it runs anything
             [0-9]*)
                 is_notebook "$word" || refuse "no notebook '$word'; there are:$(list_notebooks)"
@@ -216,9 +238,12 @@ case "$command" in
         exec "$PYTHON" -m vrhlib.notebooks run --profile "$profile" ${words[@]+"${words[@]}"}
         ;;
     plan)
-        # A plan is read before deciding to install anything, so any Python that can import the runner will do.
+        # A plan is read before deciding to install anything, so any Python that can import the runner will do; for
+        # real benchmarks it has to read their table, which asks for a little more (no torch).
+        needed=vrhlib.notebooks
+        [ "$profile" = nano ] || needed="vrhlib.benchmarks, vrhlib.notebooks, datasets"
         while read -r PYTHON; do
-            if "$PYTHON" -c 'import vrhlib.notebooks' 2>/dev/null; then
+            if "$PYTHON" -c "import $needed" 2>/dev/null; then
                 exec "$PYTHON" -m vrhlib.notebooks plan --profile "$profile" ${words[@]+"${words[@]}"}
             fi
         done < <([ ! -x "$VENV/bin/python" ] || echo "$VENV/bin/python"; active_pythons; base_python || true)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from vrhlib import notebooks, store
+from vrhlib import notebooks, plan, store
 
 PARAMETERS = 'PROFILE = "nano"\nK = 20\nKS = [1, 2, 5]\nRATE = 0.5\nMODEL = "qwen"\nLIVE = True'
 FAIL = "print('before')\nraise ValueError('the first line\\nand a second')"
@@ -58,7 +59,7 @@ def root(tmp_path, monkeypatch):
         (["09"], "No notebook '09'; there are 01_one, 02_two."),
         (["k=3"], "No parameter k in 01_one, 02_two; did you mean K?"),
         (["MODLE=x"], "No parameter MODLE in 01_one, 02_two; did you mean MODEL?"),
-        (["01", "ONLY_TWO=3"], "No parameter ONLY_TWO in 01_one; there are K, KS, LIVE, MODEL, RATE"),
+        (["01", "ONLY_TWO=3"], "No parameter ONLY_TWO in 01_one; there are K, KS, LIVE, MODEL, RATE."),
         (["K=3.5"], "K=3.5 is not a whole number; the default is K=20."),
         (["K=many"], "K=many is not a whole number; the default is K=20."),
         (["K="], "K= is not a whole number; the default is K=20."),
@@ -68,11 +69,23 @@ def root(tmp_path, monkeypatch):
         (["RATE=fast"], "RATE=fast is not a number; the default is RATE=0.5."),
         (["LIVE=1"], "LIVE=1 is not True or False; the default is LIVE=True."),
         (["PROFILE=paper"], "The profile is a word of its own: ./run_all.sh paper"),
+        (["--limit", "0"], "--limit takes a whole number >= 1, got '0'."),
+        (["--limit", "1.5"], "--limit takes a whole number >= 1, got '1.5'."),
+        (["--limit=3", "N_TEST=4"], "--limit 3 means N_TEST=3; give one of the two, not N_TEST=4 too."),
+        (["--limit", "3", "01"], "No parameter N_TEST in 01_one"),
+        (["MODELS=nano-qwen3"], "02_two: Unknown model of the nano profile 'nano-qwen3'; there are 'nano-qwen2.5-vl'"),
+        (["MODELS=qwen3-vl-8b"], "02_two: Unknown model of the nano profile 'qwen3-vl-8b'"),
+        (["BENCHMARKS=scene"], "02_two: Unknown benchmark of the nano profile 'scene'"),
+        (["N_TEST=-2"], "02_two: N_TEST=-2: it takes a number, or 0 for the profile's."),
+        (["--profile", "paper", "K=many"], "K=many is not a whole number"),
+        (["--profile", "paper", "MODELS=qwen3-vl"], "Unknown model of the paper profile 'qwen3-vl'"),
     ],
 )
-def test_a_wrong_request_is_refused_in_one_line_before_anything_runs(root, capsys, words, message):
+def test_a_wrong_request_is_refused_in_one_line_before_anything_runs(root, capsys, monkeypatch, words, message):
+    monkeypatch.setattr(plan, "check", None)  # nor is the Hub asked
     write_notebook(root, "01_one", "open('ran', 'w')")
-    write_notebook(root, "02_two", "open('ran', 'w')", parameters=PARAMETERS + "\nONLY_TWO = 1")
+    two = PARAMETERS + "\nONLY_TWO = 1\nN_TEST = 0\nMODELS = []\nBENCHMARKS = []"
+    write_notebook(root, "02_two", "open('ran', 'w')", parameters=two)
     assert notebooks.main(["run", *words]) == 2
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1
@@ -154,7 +167,7 @@ def test_one_failing_notebook_does_not_stop_the_others(root, capsys, monkeypatch
     assert "figures: figures/nano/" in out
     assert "02_bad failed: ValueError: the first line and a second" in err
     assert "notebooks/rendered/nano/02_bad.failed.ipynb" in err
-    assert "./run_all.sh nano 02 K=3   (finished samples are kept)" in err
+    assert "./run_all.sh nano 02   (finished samples are kept)" in err, "02_bad has no K and would refuse it"
 
     # what was left
     copies = sorted(path.name for path in rendered.iterdir())
@@ -233,6 +246,38 @@ def test_progress_becomes_one_line_per_state(capsys):
     assert [line.strip() for line in lines] == ["val  0/9", "val  4/9", "val  9/9", "half a line"]
 
 
+def test_a_paper_run_begins_only_if_nothing_stands_in_its_way(root, capsys, monkeypatch):
+    parameters = PARAMETERS + "\nN_TEST = 0\nMODELS = []"
+    write_notebook(root, "01_one", "print('ran on', PROFILE, N_TEST)", parameters=parameters)
+    write_notebook(root, "02_two", parameters='PROFILE = "nano"')
+    seen = []
+    monkeypatch.setattr(plan, "check", lambda run: seen.append(run.given) or ["no GPU here", "no disk there"])
+    words = ["run", "--profile", "paper", "--limit", "7", "MODELS=qwen3-vl-8b"]
+    assert notebooks.main(words) == 1
+    out, err = capsys.readouterr()
+    given = {"N_TEST": 7, "MODELS": ["qwen3-vl-8b"], "K": 20, "PROFILE": "paper"}
+    assert given.items() <= seen[0]["01_one"].items() and seen[0]["02_two"] == {"PROFILE": "paper"}
+    assert err.splitlines()[:2] == ["vrhlib: no GPU here", "vrhlib: no disk there"]
+    assert "./run_all.sh plan paper 01 02 MODELS=qwen3-vl-8b N_TEST=7" in err
+    assert "[1/2]" not in out and not (root / "notebooks" / "rendered").exists()
+
+    monkeypatch.setattr(plan, "check", lambda run: [])
+    assert notebooks.main(words) == 0
+    out = capsys.readouterr().out
+    assert "      ran on paper 7" in out.splitlines() and "days" not in out
+    assert "N_TEST is not a parameter of 02_two; it is passed to the others only." in out
+
+    monkeypatch.setenv("VRHLIB_DEVICE", "cpu")
+    assert notebooks.main([*words, "01"]) == 0
+    assert "VRHLIB_DEVICE=cpu. Hours become days," in capsys.readouterr().out
+
+
+def test_a_nano_run_asks_for_nothing(root, monkeypatch):
+    monkeypatch.setattr(plan, "check", None)
+    write_notebook(root, "01_one")
+    assert notebooks.main(["run"]) == 0
+
+
 # ---- plan
 
 
@@ -258,7 +303,9 @@ def test_plan_says_cost_age_and_what_is_cached(root, capsys, monkeypatch):
     assert one[0] == "01_one" and one[-1] == "01_one makes a claim"
     assert {"3 min, 1 GiB", "2 runs (1 unfinished), 230 samples"} <= set(one) and " never" in "  ".join(one)
     assert "?" in "  ".join(two) and "-" in "  ".join(two)
-    assert "2 h, 40 GiB" in rows("--profile", "paper", "01")[0]
+    assert rows("01", "K=3")[0] == one, "parameters are taken"
+    paper = "  ".join(rows("--profile", "paper", "01")[0]).split()
+    assert paper[:4] == ["01_one", "?", "?", "never"], "nobody wrote down what 01_one runs"
 
     copy = root / "notebooks" / "rendered" / "nano" / "01_one.ipynb"
     copy.parent.mkdir(parents=True)
@@ -299,7 +346,26 @@ def test_plan_shows_what_the_embedded_models_can_do(root, capsys):
     assert "RefX" not in capsys.readouterr().out, "what the nano models can do says nothing about a paper run"
 
 
-def test_plan_takes_no_parameters(root, capsys):
-    write_notebook(root, "01_one")
-    assert notebooks.main(["plan", "K=3"]) == 2
-    assert "plan takes no parameters" in capsys.readouterr().err
+def test_parameters_and_limit_change_what_a_plan_counts(root, capsys):
+    source = Path(notebooks.__file__).parents[1] / "notebooks" / "01_detect.ipynb"
+    (root / "notebooks").mkdir()
+    (root / "notebooks" / source.name).write_text(source.read_text())
+
+    def sequences(*words: str) -> int:
+        assert notebooks.main(["plan", *words]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("01_detect"))
+        return int(re.split(r"\s{2,}", line)[2].replace(",", ""))
+
+    for name in store.PROFILES:
+        usual = sequences("--profile", name)
+        assert sequences("--profile", name, "--limit", "9") == sequences("--profile", name, "N_TEST=9") < usual / 10
+        assert sequences("--profile", name, "N_DETECT=9") < usual
+    assert notebooks.main(["plan", "KK=3"]) == 2, "and a typo is one here as well"
+
+
+def test_a_plan_says_which_package_it_lacks(root, capsys, monkeypatch):
+    write_notebook(root, "01_one", parameters='PROFILE = "nano"\nBENCHMARKS = []')
+    monkeypatch.setattr(plan, "benchmark_table", lambda: __import__("no_such_package"))
+    assert notebooks.main(["plan"]) == 0, "embedded models need no table of benchmarks"
+    assert notebooks.main(["plan", "BENCHMARKS=scenes"]) == 1
+    assert "this needs no_such_package" in capsys.readouterr().err

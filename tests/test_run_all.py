@@ -89,7 +89,14 @@ def sandbox(tmp_path):
         ("01 test", "'test' comes first: ./run_all.sh test"),
         ("--fast", "unknown option '--fast'"),
         ("lab 01", "lab takes no arguments"),
-        ("plan K=3", "plan takes no parameters"),
+        ("--limit", "--limit takes a whole number >= 1, got ''"),
+        ("paper --limit 0", "--limit takes a whole number >= 1, got '0'"),
+        ("plan --limit=1.5 01", "--limit takes a whole number >= 1, got '1.5'"),
+        ("--limit -3", "--limit takes a whole number >= 1, got '-3'"),
+        ("--limit 01 --limit", "got '01'"),
+        ("--limit 3 --limit=4", "one --limit at a time"),
+        ("--limited 3", "unknown option '--limited'"),
+        ("lab --limit 3", "lab takes no arguments"),
         ("plan 09", "no notebook '09'"),
     ],
 )
@@ -105,7 +112,7 @@ def test_a_typo_is_refused_in_one_line_before_any_python_is_looked_for(sandbox, 
 def test_help_lists_every_command(sandbox, word):
     done = sandbox(word)
     assert done.returncode == 0
-    for command in ("nano", "paper", "plan", "test", "lab", "NAME=VALUE", "CUDA"):
+    for command in ("nano", "paper", "plan", "test", "lab", "NAME=VALUE", "--limit N", "CUDA", "HF_HOME", "MODELS="):
         assert command in done.stdout
 
 
@@ -117,6 +124,10 @@ def test_help_lists_every_command(sandbox, word):
         (["02", "01_one", "K=a b"], "-m vrhlib.notebooks run --profile nano 02 01_one K=a b | offline=1"),
         (["01", "paper"], "-m vrhlib.notebooks run --profile paper 01 | offline="),
         (["plan", "paper", "01"], "-m vrhlib.notebooks plan --profile paper 01 | offline="),
+        (["plan", "K=3", "paper"], "-m vrhlib.notebooks plan --profile paper K=3 | offline="),
+        (["--limit", "5", "01"], "-m vrhlib.notebooks run --profile nano --limit 5 01 | offline=1"),
+        (["paper", "01", "--limit=5"], "-m vrhlib.notebooks run --profile paper 01 --limit 5 | offline="),
+        (["test", "--limit", "5"], "-m pytest --limit 5 | offline=1"),
         (["test", "-k", "a b"], "-m pytest -k a b | offline=1"),
         (["test"], "-m pytest | offline=1"),
         (["lab"], "-m jupyterlab | offline="),
@@ -127,6 +138,16 @@ def test_words_reach_the_runner_and_only_nano_and_tests_are_kept_offline(sandbox
     done = sandbox(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sandbox.calls() == [f"python {call}"]
+
+
+def test_what_the_user_says_about_the_hub_reaches_a_paper_run_untouched(sandbox):
+    sandbox.python("python", packages=True)
+    said = {"HF_HOME": "/data/hf", "HF_ENDPOINT": "https://mirror", "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "1"}
+    sandbox.environment |= said | {"SEEN": " ".join(f"${name}" for name in said)}
+    python = sandbox.bin / "python"
+    python.write_text(python.read_text() + 'eval "echo $SEEN" >>"$CALLS"\n')
+    assert sandbox("paper").returncode == 0
+    assert sandbox.calls()[-1] == " ".join(said.values())
 
 
 def test_a_plan_without_an_environment_installs_nothing(sandbox):

@@ -1,7 +1,7 @@
 """Runs the notebooks headless and says beforehand what a run would cost.
 
     python -m vrhlib.notebooks run  --profile nano 01 03 K=3
-    python -m vrhlib.notebooks plan --profile paper
+    python -m vrhlib.notebooks plan --profile paper --limit 100
 
 papermill does the work; this file adds what it leaves out. papermill binds a parameter that nobody
 reads and exits 0: here an unknown name or a value of another type is refused before anything runs.
@@ -32,7 +32,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TextIO
 
-from vrhlib import store
+from vrhlib import plan, store
 from vrhlib.profiles import profile as profile_of
 
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
@@ -179,6 +179,32 @@ def bind(notebooks: Sequence[Notebook], overrides: dict[str, str]) -> dict[str, 
     }
 
 
+def limited(overrides: dict[str, str], limit: str | None) -> dict[str, str]:
+    """Overrides with `--limit N`, which is N_TEST=N for every notebook that has it."""
+    if limit is None:
+        return overrides
+    if not limit.isdecimal() or int(limit) < 1:
+        raise Refused(f"--limit takes a whole number >= 1, got {limit!r}.")
+    if "N_TEST" in overrides:
+        raise Refused(
+            f"--limit {limit} means N_TEST={limit}; give one of the two, not N_TEST={overrides['N_TEST']} too."
+        )
+    return overrides | {"N_TEST": limit}
+
+
+def parameters(profile: str, notebooks: Sequence[Notebook], overrides: dict[str, str]) -> dict[str, dict[str, object]]:
+    """Notebook name to all its parameters. Raises Refused for models, benchmarks and numbers that cannot be meant."""
+    bound = bind(notebooks, overrides)
+    given = {n.name: n.parameters | {"PROFILE": profile} | bound[n.name] for n in notebooks}
+    for name, values in given.items():
+        try:
+            plan.check_values(profile, values)
+            plan.work_of(name, profile, values)
+        except ValueError as error:
+            raise Refused(f"{name}: {error}") from error
+    return given
+
+
 # ---- one notebook
 
 
@@ -303,9 +329,25 @@ def _read_notebook(path: Path) -> dict:
 
 
 def run(profile: str, notebooks: Sequence[Notebook], overrides: dict[str, str]) -> int:
-    """Execute notebooks one after the other, failures included; returns the exit code (0, 1, or 130 on Ctrl-C)."""
-    bound = bind(notebooks, overrides)
+    """Execute notebooks one after the other, failures included; returns the exit code (0, 1, or 130 on Ctrl-C).
+
+    A paper run begins only if nothing stands in its way; else everything that does is said, and nothing is spent.
+    """
+    bound, given = bind(notebooks, overrides), parameters(profile, notebooks, overrides)
     _say_who_ignores(overrides, bound)
+    if profile == "paper":
+        _say("Looking at GPU, disk and Hub before anything is spent ...")
+        for problem in (problems := plan.check(plan.Paper(given))):
+            _say(f"vrhlib: {problem}", sys.stderr)
+        if problems:
+            words = shlex.join(_words(profile, notebooks, overrides))
+            _say(f"Nothing was run. What a run needs: ./run_all.sh plan {words}", sys.stderr)
+            return 1
+        if device := os.environ.get("VRHLIB_DEVICE", ""):
+            _say(
+                f"VRHLIB_DEVICE={device}."
+                + " Hours become days, and weights (float32) take twice the memory." * (not device.startswith("cuda"))
+            )
     seconds: dict[str, float] = {}
     errors: dict[str, str] = {}
     for position, notebook in enumerate(notebooks, 1):
@@ -326,7 +368,7 @@ def run(profile: str, notebooks: Sequence[Notebook], overrides: dict[str, str]) 
         _say(f"      {outcome} after {seconds[notebook.name]:.0f} s{': ' + error if error else ''}\n")
 
     rows = [(n.name, f"{seconds[n.name]:.0f}", "FAILED" if n.name in errors else "ok") for n in notebooks]
-    _say(_table(("notebook", "seconds", "status"), rows))
+    _say(plan.table(("notebook", "seconds", "status"), rows))
     _say(f"\nfigures: {_relative(store.figures_dir(profile))}/   executed notebooks: notebooks/rendered/{profile}/")
     if not errors:
         return 0
@@ -346,16 +388,31 @@ def _say_who_ignores(overrides: dict[str, str], bound: dict[str, dict[str, objec
 
 
 def _resume(profile: str, notebooks: Sequence[Notebook], overrides: dict[str, str]) -> str:
-    words = [profile, *(n.number for n in notebooks), *(f"{name}={text}" for name, text in overrides.items())]
-    return f"To resume: ./run_all.sh {shlex.join(words)}   (finished samples are kept)"
+    return f"To resume: ./run_all.sh {shlex.join(_words(profile, notebooks, overrides))}   (finished samples are kept)"
 
 
-def plan(profile: str, notebooks: Sequence[Notebook]) -> str:
-    """What a run would do, as a table: cost, age of the executed copy, and samples that need no recomputing."""
-    cached = _cached_runs(profile)
-    rows = [(n.name, n.cost(profile), _last_rendered(n, profile), cached.get(n.name, "-"), n.title) for n in notebooks]
-    table = _table(("notebook", "cost", "last rendered", "cached", "title"), rows)
-    return "\n\n".join([table, *(_embedded() if profile == "nano" else [])])
+def _words(profile: str, notebooks: Sequence[Notebook], overrides: dict[str, str]) -> list[str]:
+    """A request as it is typed, without the parameters that none of these notebooks has."""
+    known = {name for notebook in notebooks for name in notebook.parameters}
+    return [profile, *(n.number for n in notebooks), *(f"{k}={text}" for k, text in overrides.items() if k in known)]
+
+
+def overview(profile: str, notebooks: Sequence[Notebook], overrides: dict[str, str]) -> str:
+    """What a run would do: cost, sequences, age of the executed copies, samples that need no recomputing; then what
+    the embedded models can do, or what a paper run needs."""
+    given, cached = parameters(profile, notebooks, overrides), _cached_runs(profile)
+    measured = store.speeds(store.runs_dir(profile) / "speed.json")
+    rows = []
+    for n in notebooks:
+        work, cost = plan.work_of(n.name, profile, given[n.name]), n.cost(profile)
+        if profile == "paper":
+            cost = "?" if work is None else f"{plan.hours(work, measured):.1f} GPU h"
+        sequences = "?" if work is None else f"{sum(w.sequences for w in work):,}"
+        rows.append((n.name, cost, sequences, _last_rendered(n, profile), cached.get(n.name, "-"), n.title))
+    words = [plan.table(("notebook", "cost", "sequences", "last rendered", "cached", "title"), rows)]
+    if profile == "nano":
+        return "\n\n".join(words + _embedded())
+    return "\n\n".join([*words, plan.in_words(plan.Paper(given), measured, plan.gpu_here(), plan.free_disk_gb())])
 
 
 def _embedded() -> list[str]:
@@ -385,8 +442,8 @@ def _embedded() -> list[str]:
         "heads: top | random | layer-matched random (means over seeds)"
     )
     return [
-        f"{words}\n{_table(('benchmark', 'stands for', *names), rows)}",
-        f"{cut}\n{_table(('benchmark', *names), ablation)}",
+        f"{words}\n{plan.table(('benchmark', 'stands for', *names), rows)}",
+        f"{cut}\n{plan.table(('benchmark', *names), ablation)}",
     ]
 
 
@@ -436,13 +493,6 @@ def _cached_runs(profile: str) -> dict[str, str]:
     }
 
 
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, tuple("-" * width for width in widths), *rows]
-    padded = [[word.ljust(width) for word, width in zip(line, widths, strict=True)] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
-
-
 def _relative(path: Path) -> Path:
     return path.relative_to(store.ROOT) if path.is_relative_to(store.ROOT) else path
 
@@ -455,19 +505,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m vrhlib.notebooks", description=__doc__.splitlines()[0])
     parser.add_argument("command", choices=("run", "plan"))
     parser.add_argument("--profile", choices=store.PROFILES, default="nano")
+    parser.add_argument("--limit", metavar="N", help="at most N samples in every evaluation (N_TEST=N)")
     parser.add_argument("words", nargs="*", metavar="01 | NAME=VALUE", help="notebooks and parameters; all if none")
     options = parser.parse_intermixed_args(argv)
-    overrides = dict(word.split("=", 1) for word in options.words if "=" in word)
     try:
+        overrides = limited(dict(word.split("=", 1) for word in options.words if "=" in word), options.limit)
         notebooks = select([word for word in options.words if "=" not in word])
         if options.command == "run":
             return run(options.profile, notebooks, overrides)
-        if overrides:
-            raise Refused("plan takes no parameters: what a run costs is known for its defaults only.")
-        _say(plan(options.profile, notebooks))
+        _say(overview(options.profile, notebooks, overrides))
     except Refused as refusal:
         _say(f"vrhlib: {refusal}", sys.stderr)
         return 2
+    except ModuleNotFoundError as missing:  # a plan may be asked of any Python
+        _say(f"vrhlib: this needs {missing.name}. Any command but plan and help makes an environment.", sys.stderr)
+        return 1
     return 0
 
 

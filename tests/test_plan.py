@@ -1,0 +1,332 @@
+"""What a run would take, and what stands in its way: counted against a real run, without GPU, network or torch."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from vrhlib import benchmarks, hub, notebooks, plan, store
+from vrhlib.profiles import MODELS, profile
+
+ROOT = Path(__file__).parents[1]
+BOOKS = {path.stem: notebooks.Notebook(path) for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
+PAPER = profile("paper")
+
+
+def a_run(**changes) -> plan.Paper:
+    """Notebook 01 on the paper's models and data."""
+    return plan.Paper({"01_detect": BOOKS["01_detect"].parameters | {"PROFILE": "paper"} | changes})
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path, monkeypatch):
+    """Nothing was downloaded, no copy is here, and whoever asks the Hub has to say what it answers."""
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+    monkeypatch.setattr(hub, "cached", lambda name, kind, revision=None: False)
+    monkeypatch.setattr(hub, "reachable", None)
+    monkeypatch.delenv("VRHLIB_DEVICE", raising=False)
+
+
+# ---------------------------------------------------------------- work
+
+
+@pytest.mark.parametrize("name", ["nano", "paper"])
+@pytest.mark.parametrize("book", BOOKS)
+def test_every_notebook_has_its_work_written_down(book, name):
+    work = plan.work_of(book, name, BOOKS[book].parameters)
+    assert work and all(w.sequences > 0 and w.read > 0 and w.model in MODELS for w in work)
+    assert set(plan.WORK) <= set(BOOKS), "and no notebook that is gone"
+    assert plan.work_of("99_unknown", name, {}) is None
+
+
+def test_a_run_stores_no_more_than_planned_and_not_much_less(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUPYTER_PATH", "")  # the runner sets it; monkeypatch takes it back
+    (tmp_path / "notebooks").mkdir()
+    shutil.copy(BOOKS["01_detect"].path, tmp_path / "notebooks")
+    (tmp_path / "data").mkdir()
+    for shipped in ("nano", "paper"):
+        (tmp_path / "data" / shipped).symlink_to(ROOT / "data" / shipped)
+    words = ["N_DETECT=10", "N_TEST=4", "MODELS=nano-qwen2.5-vl"]
+    assert notebooks.main(["run", "01", *words]) == 0
+
+    manifests = [json.loads(path.read_text()) for path in store.runs_dir("nano").glob("*.json")]
+    stored = sum(m["samples"] for m in manifests if "samples" in m)
+    (found,) = [json.loads(path.read_text()) for path in store.heads_dir("nano").glob("*.json")]
+    own = f"K={len(found['heads'])}"
+
+    def planned(*words: str) -> int:
+        given = notebooks.parameters("nano", notebooks.select(["01"]), dict(word.split("=") for word in words))
+        return sum(w.replies for w in plan.work_of("01_detect", "nano", given["01_detect"]) if w.stored)
+
+    assert stored > 200, "the sweeps are among them"
+    assert stored <= planned(*words, own) <= 1.05 * stored, "single heads drawn by two seeds can be one head"
+    assert planned(*words, own) <= planned(*words) <= 1.25 * stored, "how many heads it cuts, it does not know before"
+
+
+def test_equal_conditions_are_counted_once():
+    # Unmasked, 5 k x (top, 5 random, 5 layer-matched), one output token; the sweep of all models at k is among them.
+    assert len(plan._cuts(PAPER, 20, closely=True)) == 1 + 5 * 11 + 1
+    assert len(plan._cuts(PAPER, 20, closely=False)) == 1 + 11
+    # Own k and the profile's are two numbers of heads, with controls of their own.
+    assert len(plan._cuts(PAPER, 7, closely=False)) == 1 + 2 * 11
+
+
+def test_numbers_follow_the_parameters():
+    def sequences(**changes) -> int:
+        return sum(w.sequences for w in a_run(**changes).work["01_detect"])
+
+    usual = sequences()
+    assert sequences(N_TEST=PAPER.n_test) == usual == sequences(K=PAPER.k), "0 means the profile's number"
+    assert sequences(N_TEST=5) < usual / 40
+    assert usual - sequences(N_DETECT=100) == 2 * 100 * len(PAPER.models), "read once to reply, once for attention"
+    assert usual > sequences(MODELS=["internvl3-8b"]) > sequences(MODELS=["internvl3-8b"], K=3)
+    (only,) = {w.benchmark for w in a_run(BENCHMARKS=["refcoco+", "refcoco"]).work["01_detect"]}
+    assert only == "refcoco+", "heads are found and cut on the first"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"BENCHMARKS": ["refspatial"]}, "refspatial has no pairs, or no rows held out for detection; refcoco, "),
+        ({"BENCHMARKS": ["refcoco-unc"]}, "or no rows held out for detection"),
+        (
+            {"BENCHMARKS": ["toloka"], "N_TEST": 1600},
+            "1800 rows of toloka, for detection and test, are more than its 17",
+        ),
+    ],
+)
+def test_a_benchmark_that_cannot_give_what_01_asks_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        a_run(**changes).work  # noqa: B018
+    assert a_run(BENCHMARKS=["toloka"]).work
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"MODELS": ["qwen3-vl"]}, "Unknown model of the paper profile 'qwen3-vl'.*Did you mean 'qwen3-vl-8b'"),
+        ({"MODELS": ["nano-qwen3-vl"]}, "Unknown model of the paper profile 'nano-qwen3-vl'"),
+        ({"BENCHMARKS": ["refcoc"]}, "Unknown benchmark of the paper profile 'refcoc'.*Did you mean 'refcoco'"),
+        ({"BENCHMARKS": ["scenes"]}, "Unknown benchmark of the paper profile 'scenes'"),
+        ({"N_TEST": -1}, "N_TEST=-1: it takes a number, or 0"),
+        ({"K": -1}, "K=-1"),
+    ],
+)
+def test_a_name_of_the_other_profile_or_of_none_is_unknown(given, message):
+    with pytest.raises(ValueError, match=message):
+        plan.check_values("paper", given)
+    plan.check_values("paper", {"MODELS": ["qwen3-vl-8b"], "BENCHMARKS": ["refcoco"], "N_TEST": 3, "KS": [-1]})
+
+
+# ---------------------------------------------------------------- hours
+
+
+def test_measured_speed_replaces_the_stated_one_once_there_is_a_minute_of_it_on_a_gpu():
+    work = a_run().work["01_detect"]
+    mine, others = ([w for w in work if (w.model == "qwen3-vl-8b") == own] for own in (True, False))
+    reads, writes = plan.SPEED["qwen3-vl-8b"]
+    stated = plan.hours(mine, {})
+    assert stated == pytest.approx(sum(w.read / reads + w.written / writes for w in mine) / 3600)
+    half_as_fast = {"qwen3-vl-8b on cuda": [20 * reads, 10 * writes, 60.0]}  # 30 s, as stated
+    assert plan.hours(mine, half_as_fast) == pytest.approx(2 * stated)
+    assert plan.hours(others, half_as_fast) == plan.hours(others, {}), "of the others nothing was measured"
+    for unheard in ({"qwen3-vl-8b on cuda": [20 * reads, 10 * writes, 59.0]}, {"qwen3-vl-8b on cpu": [9, 9, 900.0]}):
+        assert plan.hours(mine, unheard) == stated
+
+    lines = plan.in_words(a_run(), half_as_fast, None, 1000).splitlines()
+    speeds = {line.split()[0]: line for line in lines if line.startswith(PAPER.models) and "/" in line}
+    assert speeds.keys() == set(PAPER.models)
+    assert speeds["qwen3-vl-8b"].endswith("measured here, 2.00 x the time stated")
+    assert all(line.endswith("  stated") for name, line in speeds.items() if name != "qwen3-vl-8b")
+
+
+def test_every_paper_model_has_a_stated_speed_and_fits_the_card_it_is_stated_for():
+    assert plan.SPEED.keys() == {name for name, pin in MODELS.items() if pin.profile == "paper"}
+    for model in plan.SPEED:
+        low, high = plan.memory_gb(model)
+        assert MODELS[model].gb + 1 < low < high < 48
+        assert plan.memory_gb(model, eager=3328)[0] < 51.5, "RTX A6000: 49,140 MiB"
+
+
+# ---------------------------------------------------------------- words
+
+
+def test_the_plan_names_every_model_and_benchmark_and_its_totals_add_up():
+    run = a_run()
+    text = plan.in_words(run, {}, None, 1000)
+    for model in PAPER.models:
+        assert f"{MODELS[model].source}@{MODELS[model].revision[:8]}" in text
+    assert "lmms-lab/RefCOCO or lmms-lab-encoder/RefCOCO" in text and "8,811" in text and "Licence: COCO" in text
+    rows = [line for line in text.splitlines() if line.startswith(("01_detect", "all "))]
+    numbers = [[float(word.replace(",", "")) for word in row.split()[-4:]] for row in rows]
+    assert len(numbers) == 1 + len(run.work["01_detect"])
+    for column in zip(*numbers):
+        assert sum(column[:-1]) == pytest.approx(column[-1], abs=0.005 * len(column)), "each is rounded to 0.01"
+    conditions, samples, sequences = (float(word.replace(",", "")) for word in rows[1].split()[-6:-3])
+    assert conditions * samples == sequences == 57_000
+
+
+def test_a_notebook_that_nobody_wrote_down_gets_a_question_mark_and_what_it_is_given():
+    run = plan.Paper({"98_new": {"MODELS": ["internvl3-8b"]}, "99_newer": {"BENCHMARKS": ["mmstar", "vaw-mcq"]}})
+    assert {item.name for item in run.items} == {*PAPER.models, *PAPER.benchmarks, "mmstar", "vaw-mcq"}
+    text = plan.in_words(run, {}, None, 1000)
+    assert [line.split() for line in text.splitlines() if line.startswith("98_new")] == [["98_new", *"?" * 9]]
+    assert "vaw-mcq needs github.com/adobe-research/vaw_dataset" in text, "what the user brings is said"
+
+
+def test_what_is_here_is_not_downloaded_and_tables_take_their_size_twice(monkeypatch, tmp_path):
+    sizes = {item.name: item.gb for item in a_run().items}
+    assert a_run().disk_gb == pytest.approx(sum(sizes.values()) + sizes["refcoco"])
+
+    asked = {}
+    monkeypatch.setattr(hub, "cached", lambda name, kind, revision: asked.update({name: revision}) or "Qwen2.5" in name)
+    (tmp_path / "data/local/lmms-lab-encoder/RefCOCO").mkdir(parents=True)  # the second of its names
+    run = a_run()
+    statuses = {item.name: item.here for item in run.items}
+    assert statuses["qwen2.5-vl-7b"] == "cached" and statuses["refcoco"] == "local copy"
+    assert list(statuses.values()).count("") == 3
+    pin = MODELS["qwen3-vl-8b"]
+    assert asked[pin.source] == pin.revision, "another commit than the pinned one is none"
+    assert run.disk_gb == pytest.approx(sum(sizes[m] for m in PAPER.models[1:]))
+    text = plan.in_words(run, {}, None, 1000)
+    assert text.count("to download") == 3 and "0.0 GB of tables are to be downloaded" in text
+
+
+def test_disk_and_gpu_are_warned_about_only_when_too_small():
+    run = a_run()
+    least = max(low for low, _ in run.memory.values())
+
+    def text(gpu, disk_gb: float) -> str:
+        return plan.in_words(run, {}, gpu, disk_gb)
+
+    assert "WARNING" not in text(None, 1000) and "GPU: not known here." in text(None, 1000)
+    assert "WARNING" not in text(("A6000", 51.5), run.disk_gb + plan.SPARE_GB)
+    assert "Disk: WARNING" in text(None, run.disk_gb + plan.SPARE_GB - 0.1)
+    assert "GPU: WARNING, its memory is too small: T4 with 16.0 GB" in text(("T4", 16.0), 1000)
+    assert "WARNING" not in text(("just enough", least), 1000)
+
+
+def test_the_cost_table_needs_room_for_eager_attention_in_the_model_looked_at_closely():
+    first, alone = a_run().memory, a_run(MODELS=["internvl3-8b"]).memory
+    assert first["qwen2.5-vl-7b"][0] > plan.memory_gb("qwen2.5-vl-7b")[0] + 3
+    assert first["internvl3-8b"] == plan.memory_gb("internvl3-8b")
+    assert alone["internvl3-8b"][0] > plan.memory_gb("internvl3-8b")[0] + 15
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("echo 'NVIDIA RTX A6000, 49140'; echo 'Tesla T4, 15360'", ("NVIDIA RTX A6000", 49140 * 2**20 / 1e9)),
+        ("echo 'No devices were found'", None),
+        ("echo 'driver mismatch'; exit 9", None),
+    ],
+)
+def test_nvidia_smi_is_read_or_not_known(script, found, tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert plan.gpu_here() == found
+
+
+@pytest.mark.parametrize("words", [["--profile", "paper", "--limit", "3"], ["01", "K=3"]])
+def test_a_plan_needs_neither_torch_nor_the_network(words):
+    code = """
+import sys, importlib.machinery, socket
+class Missing:  # like a package that is installed but cannot be loaded
+    def find_spec(name, path=None, target=None):
+        if name.split('.')[0] in ('torch', 'transformers'): return importlib.machinery.ModuleSpec(name, Missing)
+    def create_module(spec): raise ModuleNotFoundError(spec.name)
+sys.meta_path.insert(0, Missing)
+def refuse(*args, **kwargs): raise AssertionError(f'a plan tried to reach the network: {args}')
+socket.socket.connect = socket.getaddrinfo = refuse
+from vrhlib import notebooks
+assert notebooks.main(['plan', *sys.argv[1:]]) == 0
+assert 'torch' not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "01_detect" in done.stdout
+
+
+# ---------------------------------------------------------------- what stands in its way
+
+GONE = {"refcoco": "refcoco: not on the Hub"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"gpu_gb": None}, "No CUDA device"),
+        ({"gpu_gb": 20.0}, "qwen2.5-vl-7b needs 22.9 GB of GPU memory, and 20.0 GB are free"),
+        ({"disk_gb": 73.0}, "73.7 GB of disk are needed, and 73.0 GB are free"),
+        ({"refused": GONE}, "refcoco: not on the Hub"),
+    ],
+)
+def test_each_precondition_alone_names_itself(changes, message):
+    fine = {"refused": {}, "device": "cuda", "gpu_gb": 51.5, "disk_gb": 100.0}
+    assert plan.obstacles(a_run(), **fine) == []
+    (problem,) = plan.obstacles(a_run(), **fine | changes)
+    assert message in problem and "\n" not in problem
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    assert len(plan.obstacles(a_run(), GONE, "cuda", None, 1.0)) == 3
+
+
+def test_another_device_that_was_asked_for_needs_no_gpu_and_a_second_gpu_is_one():
+    assert plan.obstacles(a_run(), {}, "cpu", None, 100.0) == []
+    assert len(plan.obstacles(a_run(), {}, "cuda:1", 10.0, 100.0)) == 1
+
+
+def test_a_full_disk_does_not_matter_when_everything_is_here(monkeypatch):
+    monkeypatch.setattr(hub, "cached", lambda name, kind, revision: True)
+    assert plan.obstacles(a_run(), {}, "cuda", 51.5, 0.0) == []
+    assert plan.unreachable(a_run().items) == {}, "and the Hub is not asked"
+
+
+def test_the_hub_is_asked_for_all_at_once_and_one_of_several_names_is_enough(monkeypatch):
+    together, revisions = threading.Barrier(5, timeout=20), {}
+
+    def reachable(name, kind, revision):
+        revisions[name] = revision
+        if name != "lmms-lab-encoder/RefCOCO":
+            together.wait()  # broken, and an error, unless four models and a table wait here
+        return {"lmms-lab/RefCOCO": "moved", "Qwen/Qwen3-VL-8B-Instruct": "gated: accept its terms"}.get(name)
+
+    monkeypatch.setattr(hub, "reachable", reachable)
+    assert plan.unreachable(a_run().items) == {"qwen3-vl-8b": "qwen3-vl-8b: gated: accept its terms"}
+    about = benchmarks.BENCHMARKS["refcoco"].about
+    assert [revisions[name] for name in about.ids] == [about.revision, None], "a commit is one repository's"
+
+    monkeypatch.setattr(hub, "reachable", lambda name, kind, revision: f"{name} does not answer")
+    said = plan.unreachable(a_run().items)
+    assert said.keys() == {*PAPER.models, "refcoco"}
+    assert "lmms-lab/RefCOCO does not answer Or else: lmms-lab-encoder/RefCOCO does not answer" in said["refcoco"]
+
+
+def test_what_is_no_repository_of_the_hub_is_left_to_its_reader():
+    (item,) = plan.Paper({"99": {"BENCHMARKS": ["vaw-mcq"]}}).items[-1:]
+    assert item.ids == () and plan.unreachable([item]) == {}
+    assert plan.unreachable([replace(item, here="local copy")]) == {}
+
+
+def test_check_asks_this_machine(monkeypatch):
+    asked = []
+    monkeypatch.setattr(hub, "reachable", lambda *words: None)
+    monkeypatch.setattr(plan, "free_disk_gb", lambda: 100.0)
+    monkeypatch.setattr(plan, "free_gpu_gb", lambda device: asked.append(device))
+    assert "No CUDA device" in plan.check(a_run())[0] and asked == ["cuda"]
+    monkeypatch.setenv("VRHLIB_DEVICE", "cpu")
+    assert plan.check(a_run()) == [] and asked == ["cuda"], "another device was asked for, so no GPU is looked for"
+
+
+def test_a_gpu_is_looked_for_where_torch_would_find_it():
+    assert (plan.free_gpu_gb("cuda") is None) != torch.cuda.is_available()
+    assert plan.free_gpu_gb("cuda:99") is None

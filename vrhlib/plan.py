@@ -1,0 +1,410 @@
+"""What a run would ask for, before anything is spent: downloads, passes, hours, memory; and what stands in its way.
+
+`WORK` says what each notebook runs, read off its cells. Counts are upper bounds: results are stored, and what is stored
+is not computed again. Nothing here needs torch, a GPU or the network, except `check`, which looks.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from vrhlib import hub, store
+from vrhlib.profiles import MODELS, Profile
+from vrhlib.profiles import profile as profile_of
+
+TEXT = 60  # tokens of a prompt beside those of the picture: chat template, instruction, expression
+REPLY = 35  # tokens of a reply that is a box, in JSON
+
+# Tokens read and written a second, stated before anything was measured: RTX A6000 48 GB, bfloat16, HF generate.
+# Reading: a token of a 7-8B model costs about 15-16 GFLOP, and the card gives a good third of its 155 TFLOP/s.
+# Writing: a step moves all weights (21 ms at 768 GB/s) and starts hundreds of small kernels from Python, say 80 ms;
+# it writes one token of every sequence of the batch, 48 or 16 (`Pin.rows`).
+SPEED = {
+    "qwen2.5-vl-7b": (3500, 600),
+    "qwen3-vl-8b": (3300, 600),
+    "internvl3-8b": (3500, 200),
+    "internvl3.5-8b": (3300, 200),
+}
+MEASURED = 60  # seconds on a GPU after which measured speed replaces the stated one
+
+CONTEXT_GB = 2.0  # CUDA itself, the vision tower's activations
+# Keys and values (Qwen3-8B: 36 layers x 8 heads x 128 x 2 numbers of 2 bytes, 0.15 MB) and what a layer holds while it
+# reads (MLP: 3 x 18,944 numbers of 2 bytes, 0.11 MB), for every token of all sequences that run at once.
+TOKEN_GB = 0.3e-3
+MOST_TOKENS = 3328  # of the cost table's picture; InternVL gives no more (12 tiles and a thumbnail), enlarged or not
+SPARE_GB = 2.0  # of disk, beside the downloads
+
+
+# ---------------------------------------------------------------- what the notebooks run
+
+
+@dataclass(frozen=True)
+class Work:
+    """Sequences of one kind: `samples` of a benchmark's split under each of `conditions`.
+
+    `passes`: how often a prompt is read (2: once to reply, once more to look at its attention). `stored`: whether the
+    run store keeps them. `eager`: image tokens of a picture whose full attention matrices are held. `reply`: tokens
+    that a reply takes, with the padding behind it.
+    """
+
+    model: str
+    benchmark: str
+    what: str
+    conditions: int
+    samples: int
+    passes: int = 1
+    stored: bool = True
+    eager: int = 0
+    reply: int = REPLY
+
+    @property
+    def replies(self) -> int:
+        return self.conditions * self.samples
+
+    @property
+    def sequences(self) -> int:
+        return self.replies * self.passes
+
+    @property
+    def read(self) -> int:
+        return self.sequences * (MODELS[self.model].visual_tokens + TEXT)
+
+    @property
+    def written(self) -> int:
+        return self.replies * self.reply
+
+
+def _detect(p: Profile, given: Mapping) -> list[Work]:
+    """01_detect: head scores, then the first model closely, then every model at its own k and at the profile's."""
+    models, benchmark = given["MODELS"] or p.models, (given["BENCHMARKS"] or p.benchmarks)[0]
+    found, test = given["N_DETECT"] or p.n_detect, given["N_TEST"] or p.n_test
+    if given["BENCHMARKS"] or p is profile_of("paper"):  # the shipped scenes have no end
+        _check_rows(benchmark, found + test, "pairs")
+    # How many heads hold most of the mass is not known beforehand, unless the mass is all of it.
+    possible = [given["K"]] if given["K"] else [p.k] if p.mass == 1 else range(1, p.k + 1)
+    work = []
+    for model in models:
+        most = max(len(_cuts(p, k, closely=model == models[0])) for k in possible)
+        work += [
+            Work(model, benchmark, "head scores", 1, found, passes=2),
+            Work(model, benchmark, "replies, unmasked and ablated", most, test),
+            Work(model, benchmark, "two questions a picture", 1, 2 * -(-test // 2)),
+        ]
+    work.append(Work(models[0], benchmark, "looked at closely", 1, 6, passes=2, stored=False))
+    large = min(MOST_TOKENS, MODELS[models[0]].visual_tokens * max(p.cost_scales) ** 2)
+    work.append(Work(models[0], benchmark, "cost table", 1, 10 * len(p.cost_scales), stored=False, eager=large))
+    return work
+
+
+def _check_rows(benchmark: str, n: int, option: str) -> None:
+    """Raises ValueError for a benchmark without the option or a held-out part, or with fewer than n rows."""
+    row = benchmark_table()[benchmark]
+    fit = [b for b in benchmark_table().values() if option in b.options and {"detect", "test"} <= set(b.splits)]
+    if row not in fit:
+        names = ", ".join(b.name for b in fit if b.profile == row.profile)
+        raise ValueError(f"{benchmark} has no {option}, or no rows held out for detection; {names} have both.")
+    if row.about and n > row.about.rows:
+        raise ValueError(f"{n} rows of {benchmark}, for detection and test, are more than its {row.about.rows}.")
+
+
+def _cuts(p: Profile, k: int, closely: bool) -> set[tuple]:
+    """Distinct conditions of one model whose top k heads are cut: equal ones are run once.
+
+    Controls are drawn from outside a number of top heads, so those of another number are others.
+    """
+
+    def controls(outside: int, ks: Sequence[int]) -> set[tuple]:
+        kinds = ("random", "layer_matched")
+        return {(kind, seed, n, outside) for kind in kinds for seed in p.control_seeds for n in ks}
+
+    conditions = {("unmasked",)} | {("vrh", n) for n in (k, p.k)} | controls(max(k, p.k), (k, p.k))
+    if closely:
+        ks = [n for n in p.ks if n < k] + [k]
+        conditions |= {("vrh", n) for n in (*p.ks, k)} | controls(k, ks) | {("one output token", k)}
+    return conditions
+
+
+WORK: dict[str, Callable[[Profile, Mapping], list[Work]]] = {"01_detect": _detect}
+
+
+def work_of(notebook: str, profile: str, given: Mapping) -> list[Work] | None:
+    """What a notebook runs with these parameters; None if nobody wrote it down, since "?" is better than a guess.
+
+    Raises ValueError where the benchmark cannot give what the notebook asks of it."""
+    return WORK[notebook](profile_of(profile), given) if notebook in WORK else None
+
+
+# ---------------------------------------------------------------- what it needs
+
+
+@dataclass(frozen=True)
+class Item:
+    """A model or a table that a run needs. `ids`: Hub ids in order of preference (none: it comes from elsewhere);
+    `here`: "local copy", "cached" or ""."""
+
+    name: str
+    kind: str  # "model" or "dataset", as the Hub says
+    ids: tuple[str, ...]
+    revision: str | None
+    gb: float
+    here: str = ""
+
+    def commit(self, i: str) -> str | None:
+        return hub.pinned(i, self.revision if i == self.ids[0] else None)
+
+    @property
+    def download_gb(self) -> float:
+        """Disk that is still to be taken. `datasets` keeps what it downloads beside an Arrow copy of it."""
+        return 0.0 if self.here else self.gb * (2 if self.kind == "dataset" else 1)
+
+
+def benchmark_table() -> dict:
+    from vrhlib.benchmarks import BENCHMARKS  # numpy and pillow; a Python without them can still plan nano
+
+    return BENCHMARKS
+
+
+def check_values(profile: str, given: Mapping) -> None:
+    """Raises ValueError for MODELS or BENCHMARKS that the profile does not have, with the nearest, and for n < 0."""
+    for name in given.get("MODELS", ()):
+        if name not in (known := [m for m, pin in MODELS.items() if pin.profile == profile]):
+            raise store.unknown(f"model of the {profile} profile", name, known)
+    for name in given.get("BENCHMARKS", ()):
+        if name not in (known := [b.name for b in benchmark_table().values() if b.profile == profile]):
+            raise store.unknown(f"benchmark of the {profile} profile", name, known)
+    for name, value in given.items():
+        if (name == "K" or name.startswith("N_")) and type(value) is int and value < 0:
+            raise ValueError(f"{name}={value}: it takes a number, or 0 for the profile's.")
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A run of the paper profile: `given` is notebook name to all its parameters."""
+
+    given: Mapping[str, Mapping]
+
+    @cached_property
+    def work(self) -> dict[str, list[Work] | None]:
+        return {notebook: work_of(notebook, "paper", given) for notebook, given in self.given.items()}
+
+    @cached_property
+    def items(self) -> list[Item]:
+        """Models, then benchmarks; of a notebook whose work nobody wrote down, those that it is given."""
+        p, models, benchmarks = profile_of("paper"), {}, {}
+        for notebook, given in self.given.items():
+            work = self.work[notebook] or ()
+            models |= dict.fromkeys([w.model for w in work] or given.get("MODELS") or p.models)
+            benchmarks |= dict.fromkeys([w.benchmark for w in work] or given.get("BENCHMARKS") or p.benchmarks)
+        pins, abouts = {m: MODELS[m] for m in models}, {b: benchmark_table()[b].about for b in benchmarks}
+        found = [Item(m, "model", (pin.source,), pin.revision, pin.gb) for m, pin in pins.items()]
+        found += [Item(b, "dataset", about.ids, about.revision, about.gb) for b, about in abouts.items()]
+        return [replace(item, here=_where(item)) for item in found]
+
+    @cached_property
+    def memory(self) -> dict[str, tuple[float, float]]:
+        everything = [w for work in self.work.values() for w in work or ()]
+        models = [item.name for item in self.items if item.kind == "model"]
+        return {m: memory_gb(m, max([w.eager for w in everything if w.model == m], default=0)) for m in models}
+
+    @property
+    def disk_gb(self) -> float:
+        """Disk that the downloads take; 0 if everything is here."""
+        return sum(item.download_gb for item in self.items)
+
+
+def _where(item: Item) -> str:
+    if any(map(hub.local_copy, item.ids)):
+        return "local copy"
+    return "cached" if any(hub.cached(i, item.kind, item.commit(i)) for i in item.ids) else ""
+
+
+def memory_gb(model: str, eager: int = 0) -> tuple[float, float]:
+    """GPU memory that a model cannot do without (one sequence at a time), and that of full batches. GB.
+
+    `eager`: with the attention matrices of all layers over so many image tokens, as the cost table of 01_detect holds
+    them.
+    """
+    pin = MODELS[model]
+    one, most = ((pin.visual_tokens + TEXT + REPLY) * TOKEN_GB * rows for rows in (1, pin.rows))
+    matrices = pin.grid[0] * pin.grid[1] * (eager + TEXT + REPLY) ** 2 * 2e-9 if eager else 0.0
+    return pin.gb + CONTEXT_GB + max(one, matrices), pin.gb + CONTEXT_GB + max(most, matrices)
+
+
+# ---------------------------------------------------------------- hours
+
+
+def correction(model: str, measured: Mapping[str, Sequence[float]]) -> float | None:
+    """Measured seconds over stated seconds, of what a GPU did with this model so far; None before it did much."""
+    read, written, seconds = measured.get(f"{model} on cuda", (0, 0, 0.0))
+    return seconds / _stated(model, read, written) if seconds >= MEASURED and read + written else None
+
+
+def _stated(model: str, read: float, written: float) -> float:
+    reads, writes = SPEED[model]
+    return read / reads + written / writes
+
+
+def hours(work: Sequence[Work], measured: Mapping[str, Sequence[float]]) -> float:
+    """GPU hours, loading of models aside."""
+    seconds = [_stated(w.model, w.read, w.written) * (correction(w.model, measured) or 1) for w in work]
+    return sum(seconds) / 3600
+
+
+# ---------------------------------------------------------------- what stands in its way
+
+
+def unreachable(needed: Sequence[Item]) -> dict[str, str]:
+    """Name to the reason, of all that is neither on this machine nor to be had from the Hub. Asks the network."""
+    asked = [item for item in needed if not item.here]
+    with ThreadPoolExecutor(max(1, len(asked))) as pool:  # each may take its time to fail
+        return {item.name: why for item, why in zip(asked, pool.map(_why_not, asked)) if why}
+
+
+def _why_not(item: Item) -> str | None:
+    if not item.ids:
+        return None  # its own reader fetches it, and says what it misses
+    reasons = []
+    for i in item.ids:
+        reasons.append(hub.reachable(i, item.kind, item.commit(i)))
+        if reasons[-1] is None:
+            return None
+    return f"{item.name}: {' Or else: '.join(reasons)}"
+
+
+def free_gpu_gb(device: str) -> float | None:
+    """Free memory of a CUDA device; None if PyTorch cannot use one. In a process of its own, or this one would hold
+    a part of that memory for as long as the notebooks run."""
+    code = "import sys, torch; torch.cuda.is_available() and print(torch.cuda.mem_get_info(sys.argv[1])[0])"
+    done = subprocess.run([sys.executable, "-c", code, device], capture_output=True, text=True)
+    return float(done.stdout) / 1e9 if done.stdout.strip() else None
+
+
+def obstacles(run: Paper, refused: Mapping[str, str], device: str, gpu_gb: float | None, disk_gb: float) -> list[str]:
+    """All reasons not to begin, a line each with what to do. `refused` as `unreachable` returns it; `gpu_gb` and
+    `disk_gb` are what is free."""
+    found, least = [], {model: low for model, (low, _) in run.memory.items()}
+    largest = max(least, key=least.get)
+    if device.startswith("cuda") and gpu_gb is None:
+        found.append(
+            "No CUDA device that PyTorch can use. Go to a machine with a GPU, with a torch built for its driver "
+            "(./run_all.sh help); or set VRHLIB_DEVICE=cpu, and hours become days."
+        )
+    elif device.startswith("cuda") and gpu_gb < least[largest]:
+        found.append(
+            f"{largest} needs {least[largest]:.1f} GB of GPU memory, and {gpu_gb:.1f} GB are free. End what else runs "
+            "there (nvidia-smi shows it), choose other models (MODELS=) or a larger GPU."
+        )
+    if run.disk_gb and disk_gb < run.disk_gb + SPARE_GB:
+        found.append(
+            f"{run.disk_gb + SPARE_GB:.1f} GB of disk are needed, and {disk_gb:.1f} GB are free at "
+            f"{hub.cache_folder()}. Make room, or set HF_HOME to a folder on a larger disk."
+        )
+    return [*found, *refused.values()]
+
+
+def check(run: Paper) -> list[str]:
+    """`obstacles` of a run on this machine: asks GPU, disk and Hub."""
+    device = os.environ.get("VRHLIB_DEVICE") or "cuda"
+    gpu_gb = free_gpu_gb(device) if device.startswith("cuda") else None
+    return obstacles(run, unreachable(run.items), device, gpu_gb, free_disk_gb())
+
+
+def free_disk_gb() -> float:
+    """Where the Hub's files go."""
+    return hub.free_gb(hub.cache_folder())
+
+
+# ---------------------------------------------------------------- in words
+
+
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, tuple("-" * width for width in widths), *rows]
+    padded = [[word.ljust(width) for word, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def gpu_here() -> tuple[str, float] | None:
+    """Name and memory (GB) of the first GPU, as nvidia-smi says; None where there is none that it knows."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
+        name, mib = said.splitlines()[0].rsplit(",", 1)
+        return name, float(mib) * 2**20 / 1e9
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
+def in_words(run: Paper, measured: Mapping[str, Sequence], gpu: tuple[str, float] | None, free_gb: float) -> str:
+    """The plan of a paper run: work, models, benchmarks, and whether disk and GPU are large enough."""
+    tables = _work_table(run, measured), _model_table(run, measured), _benchmark_table(run)
+    return "\n\n".join([*tables, f"{_disk_line(run, free_gb)}\n{_gpu_line(run, gpu)}"])
+
+
+def _work_table(run: Paper, measured: Mapping[str, Sequence]) -> str:
+    def numbers(work: Sequence[Work]) -> tuple[str, ...]:
+        read, written = (sum(getattr(w, name) for w in work) / 1e6 for name in ("read", "written"))
+        return f"{sum(w.sequences for w in work):,}", f"{read:.2f}", f"{written:.2f}", f"{hours(work, measured):.2f}"
+
+    rows, everything = [], [w for work in run.work.values() for w in work or ()]
+    for notebook, work in run.work.items():
+        rows += [(notebook, *"?" * 9)] if work is None else []
+        for w in work or ():
+            rows.append((notebook, w.model, w.benchmark, w.what, str(w.conditions), f"{w.samples:,}", *numbers([w])))
+    rows.append(("all", *[""] * 5, *numbers(everything)))
+    header = ("notebook", "model", "benchmark", "what", "conditions", "samples", "sequences", "Mtok read", "written")
+    return (
+        "At most this, and as if nothing were stored yet; equal conditions are run once. GPU hours are those of an RTX "
+        f"A6000\n(48 GB), loading and drawing aside.\n{table((*header, 'GPU h'), rows)}"
+    )
+
+
+def _model_table(run: Paper, measured: Mapping[str, Sequence]) -> str:
+    rows = []
+    for item in (i for i in run.items if i.kind == "model"):
+        (low, high), factor, pin = run.memory[item.name], correction(item.name, measured), MODELS[item.name]
+        at = f"@{item.revision[:8]}" if item.revision else ""
+        known = f"measured here, {factor:.2f} x the time stated" if factor else "stated"
+        rows.append((
+            item.name, f"{item.ids[0]}{at}", f"{item.gb:.1f}", item.here or "to download", f"{low:.1f}",
+            f"{high:.1f} ({pin.rows} at once)", "{} / {}".format(*SPEED[item.name]), known,
+        ))  # fmt: skip
+    header = ("model", "from", "GB", "status", "GPU GB at least", "full batches", "read / written a second", "speed is")
+    return table(header, rows)
+
+
+def _benchmark_table(run: Paper) -> str:
+    rows, notes = [], []
+    for item in (i for i in run.items if i.kind == "dataset"):
+        about = benchmark_table()[item.name].about
+        rows.append((
+            item.name, " or ".join(item.ids) or "(see below)", about.split, f"{about.rows:,}", f"{item.gb:.2f}",
+            item.here or "to download",
+        ))  # fmt: skip
+        notes.append(f"{item.name}: {about.metric}. Licence: {about.licence}.")
+        notes += [f"{item.name} needs {about.needs}."] * bool(about.needs)
+    return "\n".join([table(("benchmark", "from", "split", "rows", "GB", "status"), rows), *notes])
+
+
+def _disk_line(run: Paper, free_gb: float) -> str:
+    models, tables = (sum(i.gb for i in run.items if i.kind == kind and not i.here) for kind in ("model", "dataset"))
+    short = "WARNING, the disk is too small: " if run.disk_gb and free_gb < run.disk_gb + SPARE_GB else ""
+    return (
+        f"Disk: {short}{models:.1f} GB of models and {tables:.1f} GB of tables are to be downloaded. With the Arrow "
+        f"copy of the\ntables that makes {run.disk_gb:.1f} GB; {free_gb:.1f} GB are free at {hub.cache_folder()}."
+    )
+
+
+def _gpu_line(run: Paper, gpu: tuple[str, float] | None) -> str:
+    low, high = (max(sizes) for sizes in zip(*run.memory.values()))
+    needs = f"{low:.1f} GB are needed, {high:.1f} GB for full batches (they are halved where memory runs out)."
+    if gpu is None:
+        return f"GPU: not known here. {needs}"
+    short = "WARNING, its memory is too small: " if gpu[1] < low else ""
+    return f"GPU: {short}{gpu[0]} with {gpu[1]:.1f} GB. {needs}"

@@ -5,6 +5,7 @@ import pytest
 
 from vrhlib import paper, store
 from vrhlib.heads import HeadSet
+from vrhlib.profiles import MODELS
 
 
 def sweep(vrh: float, random: float, one: float = 10.0, malformed: float = 0.0) -> pd.DataFrame:
@@ -80,7 +81,7 @@ def test_one_token_must_do_what_all_do(one, word, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("overlap, word", [([6, 5, 6, 5], "holds"), ([3, 3, 2, 4], "does not hold")])
 def test_few_samples_must_find_most_heads(overlap, word, tmp_path, monkeypatch):
-    frame = pd.DataFrame({"n": 10, "seed": range(4), "overlap": overlap, "k": 6})
+    frame = pd.DataFrame({"n": [10] * 4 + [200], "seed": [0, 1, 2, 3, 0], "overlap": [*overlap, 6], "k": 6})
     assert verdict("few-samples", frame, tmp_path, monkeypatch) == word
 
 
@@ -108,3 +109,36 @@ def test_an_unknown_claim_table_or_model_is_refused_by_name():
         paper.published("table99")
     with pytest.raises(ValueError, match="No published heads of 'Qwen9'"):
         paper.published_heads("Qwen9")
+
+
+def test_a_baseline_stands_beside_the_papers_number_or_that_of_the_models_authors():
+    rows = [("qwen2.5-vl-7b", "refcoco"), ("internvl3.5-8b", "refcocog"), ("internvl3-8b", "refcoco+-unc"),
+            ("qwen3-vl-8b", "mmstar"), ("a folder", "refcoco")]  # fmt: skip
+    table = pd.DataFrame(rows, columns=["model", "benchmark"]).assign(accuracy=50.0)
+    table.attrs["runs"] = ["abc"]
+    got = paper.beside(table)
+    assert (
+        got.published.tolist()[:3] == [86.2, 86.8, 88.2] and got.published.isna().tolist() == [False] * 3 + [True] * 2
+    )
+    assert list(got) == ["model", "benchmark", "published", "accuracy"] and got.attrs["runs"] == ["abc"]
+    assert paper.beside(table, split="testA").published[2] == 92.5
+    nano = table.assign(model="nano-qwen2.5-vl", benchmark="scenes")
+    assert "published" not in paper.beside(nano), (
+        "the paper's numbers never stand beside a nano model's as if comparable"
+    )
+
+
+def test_every_pinned_model_of_the_paper_profile_has_its_published_name():
+    names = [pin.published for pin in MODELS.values() if pin.profile == "paper"]
+    assert sorted(names) == sorted(paper.MODELS)
+    grids = {pin.published: pin.grid for pin in MODELS.values() if pin.published}
+    assert all(paper.published_heads(name).grid == grid for name, grid in grids.items())
+
+
+def test_a_claim_that_could_not_have_failed_is_not_tested(tmp_path, monkeypatch):
+    nothing = sweep(0, 4).assign(accuracy=lambda f: f.accuracy.where(f.condition != "unmasked", 5.0))
+    assert verdict("causal-collapse", nothing, tmp_path, monkeypatch) == "not tested", "right in 5 %: nothing to lose"
+    both = {"a": sweep(20, 79), "b": nothing}
+    assert verdict("causal-collapse", both, tmp_path, monkeypatch, "nano") == "holds partly in nano"
+    same = pd.DataFrame({"n": [10] * 4, "overlap": [6] * 4, "k": 6})
+    assert verdict("few-samples", same, tmp_path, monkeypatch) == "not tested", "ten of ten samples"

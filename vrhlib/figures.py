@@ -141,7 +141,7 @@ def _axes(width: float, height: float, rows: int = 1, cols: int = 1, **kwargs) -
 # ---------------------------------------------------------------- head maps
 
 
-def head_map(scores: HeadScores, highlight: HeadSet, runs: Sequence[str] = ()) -> Figure:
+def head_map(scores: HeadScores, highlight: HeadSet) -> Figure:
     """Score of every head, layers x heads, with the highlighted (top-k) heads outlined, and heads per layer."""
     layer, head = np.indices(scores.grid)
     rank = {h: i + 1 for i, h in enumerate(highlight)}
@@ -150,7 +150,7 @@ def head_map(scores: HeadScores, highlight: HeadSet, runs: Sequence[str] = ()) -
         "score": scores.values.ravel().round(6),
         "rank": [rank.get((a, b), 0) for a, b in zip(layer.ravel(), head.ravel())],
     })  # fmt: skip
-    frame.attrs["runs"] = list(runs)
+    frame.attrs["runs"] = list(scores.runs)
     return _drawing("head_map", _draw_head_map, frame)
 
 
@@ -192,7 +192,7 @@ def _draw_head_map(frame: pd.DataFrame) -> Canvas:
     return canvas
 
 
-def head_maps(scores: Mapping[str, HeadScores], tops: Mapping[str, HeadSet], runs: Sequence[str] = ()) -> Figure:
+def head_maps(scores: Mapping[str, HeadScores], tops: Mapping[str, HeadSet]) -> Figure:
     """Head scores of several models side by side, their top heads outlined; each map has its own scale, 1 at its best
     head."""
     rows = []
@@ -201,7 +201,7 @@ def head_maps(scores: Mapping[str, HeadScores], tops: Mapping[str, HeadSet], run
         rows += [(model, s.scoring, s.n, *at, round(v, 6), rank.get(at, 0)) for at, v in np.ndenumerate(s.values)]
     columns = ["model", "scoring", "n", "layer", "head", "score", "rank"]
     frame = pd.DataFrame(rows, columns=columns)
-    frame.attrs["runs"] = list(runs)
+    frame.attrs["runs"] = [run for s in scores.values() for run in s.runs]
     return _drawing("head_maps", _draw_head_maps, frame)
 
 
@@ -215,7 +215,11 @@ def _draw_head_maps(frame: pd.DataFrame) -> Canvas:
         )
         for row in own[own["rank"] > 0].itertuples():
             ax.add_patch(Rectangle((row.head - 0.5, row.layer - 0.5), 1, 1, fill=False, ec=COLOUR["vrh"], lw=1.8))
-        ax.set(xlabel="head", ylabel="layer" if ax is axes[0, 0] else "", xticks=range(0, values.shape[1], 2))
+        ax.set(
+            xlabel="head",
+            ylabel="layer" if ax is axes[0, 0] else "",
+            xticks=range(0, values.shape[1], max(2, values.shape[1] // 7)),
+        )
         ax.set_yticks(range(0, values.shape[0], max(1, values.shape[0] // 10)))
         ax.set_title(f"{model}\nbest head {values.max():.2f}, n={own.n.iloc[0]}")
     canvas.colorbar(image, ax=list(axes[0]), pad=0.02, label="score / best score")
@@ -252,7 +256,7 @@ def _draw_ablation_by_model(table: pd.DataFrame) -> Canvas:
                 label = f"{LABEL[condition]} ({f'mean and range of {seeds} seeds' if seeds > 1 else '95 % interval'})"
                 ax.errorbar(
                     i + x, mean, [[mean - ends[0]], [ends[1] - mean]], fmt=MARKER.get(condition, "_"), ms=5, capsize=2,
-                    color=COLOUR[condition], label=label,
+                    color=COLOUR[condition], label=label, clip_on=False,
                 )  # fmt: skip
         ticks = [f"{name} heads" for name in names] if by == "k" else names
         ax.set(ylim=(0, 103), xlim=(-0.6, len(names) - 0.4), xticks=range(len(names)), xticklabels=ticks)
@@ -345,7 +349,8 @@ def _draw_accuracy_vs_k(sweep: pd.DataFrame) -> Canvas:
 def _legend_above(canvas: Canvas, axes: np.ndarray) -> None:
     """One legend for all panels, above them: inside, it would lie on a curve."""
     handles = {label: h for ax in axes.flat for h, label in zip(*ax.get_legend_handles_labels())}
-    columns = 4 if axes.size > 2 else axes.size
+    width = canvas.get_figwidth()
+    columns = 4 if width > 9 else 2 if width > 6.2 else 1  # a label is up to three inches long
     canvas.legend(handles.values(), handles.keys(), fontsize=7.5, loc="outside upper center", ncols=columns)
 
 
@@ -444,10 +449,15 @@ def attention_maps(looks: Sequence[tuple[str, Image.Image, Box, TokenGrid, Mappi
 def reply_rows(
     text: str, image: Image.Image, box: Box, grid: TokenGrid, tokens: Sequence[str], rows: np.ndarray, head: str
 ) -> Figure:
-    """The reply token by token: where one head looks while each token is predicted. `rows` float [tokens, V]."""
+    """The reply token by token: where one head looks while each token is predicted. `rows` float [tokens, V].
+
+    Of a reply of more than sixteen tokens only those with a digit are drawn, the first sixteen of them.
+    """
     inside, facts = grid.tokens_in(box), []
-    for i, (token, values) in enumerate(zip(tokens, rows)):
-        panel = f"{i + 1}: {token}\n{values[inside].sum():.2f} on the referent"
+    digits = [i for i, token in enumerate(tokens) if any(c.isdigit() for c in token)] or list(range(len(tokens)))
+    for i in digits[:16] if len(tokens) > 16 else range(len(tokens)):
+        values, of = rows[i], f" of {len(tokens)}" * (len(tokens) > 16)
+        panel = f"{i + 1}{of}: {tokens[i]}\n{values[inside].sum():.2f} on the referent"
         facts += _picture_rows(panel, image) + [_box_row(panel, "referent", box, f"{head}: {text}")]
         facts += _value_rows(panel, grid.picture(values))
     return _drawing("attention_maps", _draw_attention_maps, pd.DataFrame(facts).assign(sample=0))

@@ -15,11 +15,16 @@ import pandas as pd
 
 from vrhlib import store
 from vrhlib.heads import Head, HeadSet
+from vrhlib.profiles import MODELS as PINS
 from vrhlib.stats import Accuracy, over_seeds
 
-TABLES = ("accuracy_vs_k", "scoring_variants", "cross_task", "further_models", "claims")
+TABLES = ("accuracy_vs_k", "scoring_variants", "cross_task", "further_models", "claims", "reported_baselines")
 MODELS = ("Qwen2.5-VL-7B", "Qwen3-VL-8B", "InternVL3-8B", "InternVL3.5-8B")
 SAME_BACKBONE = (("Qwen2.5-VL-7B", "InternVL3-8B"), ("Qwen3-VL-8B", "InternVL3.5-8B"))
+# Our names of benchmarks to the paper's, and to those of the official splits in the models' own reports.
+_PARITY = {"refcoco": "RefCOCO", "refcoco+": "RefCOCO+", "refcocog": "RefCOCOg", "refspatial": "RefSpatialBench",
+           "toloka": "Toloka"}  # fmt: skip
+_OFFICIAL = {"refcoco-unc": "RefCOCO", "refcoco+-unc": "RefCOCO+", "refcocog-umd": "RefCOCOg"}
 _COLUMNS = ["id", "claim", "published", "ours", "interval", "verdict", "notebook"]
 
 
@@ -28,6 +33,28 @@ def published(table: str) -> pd.DataFrame:
     if table not in TABLES:
         raise ValueError(f"No published table {table!r}; there are {', '.join(TABLES)}.")
     return pd.read_csv(store.ROOT / "data" / "paper" / f"{table}.csv")
+
+
+def beside(baseline: pd.DataFrame, split: str = "val") -> pd.DataFrame:
+    """A table of unmasked accuracies with the published ones beside them, in a column `published`.
+
+    For the paper's benchmarks those of the paper; for the official splits of RefCOCO/+/g what the models' authors (for
+    Qwen3-VL, a third party) report. NaN where nobody published one; a table without any comes back as it is.
+    """
+    known = published("accuracy_vs_k")
+    ours = known[(known.condition == "vrh") & (known.k == 0)].set_index(["model", "benchmark"]).accuracy.to_dict()
+    reports = published("reported_baselines")
+    theirs = reports[reports.split == split].set_index(["model", "benchmark"]).accuracy.to_dict()
+    found = []
+    for model, benchmark in zip(baseline.model, baseline.benchmark):
+        name = PINS[model].published if model in PINS else ""
+        official = theirs.get((name, _OFFICIAL.get(benchmark)))
+        found.append(ours.get((name, _PARITY.get(benchmark)), official))
+    if all(value is None for value in found):
+        return baseline
+    table = baseline.copy()
+    table.insert(list(table).index("accuracy"), "published", pd.Series(found, index=table.index, dtype=float))
+    return table
 
 
 @functools.cache
@@ -57,9 +84,10 @@ def prior_heads() -> dict[str, HeadSet]:
 
 # ---------------------------------------------------------------- claims and verdicts
 
-# A check takes the evidence a notebook hands over and returns (ours, interval, holds): holds is True,
-# False, or None for "partly".
-Check = Callable[..., tuple[str, str, bool | None]]
+# A check takes the evidence a notebook hands over and returns (ours, interval, holds): holds is True, False, None for
+# "partly", or UNTESTED where the evidence could not have spoken against the claim.
+Check = Callable[..., tuple[str, str, bool | None | str]]
+UNTESTED = "untested"
 
 
 def _largest_k(sweep: pd.DataFrame) -> int:
@@ -72,7 +100,8 @@ def _at(sweep: pd.DataFrame, condition: str, k: int) -> pd.DataFrame:
 
 def _collapse(sweep: pd.DataFrame) -> tuple:
     """VRH at least halves the accuracy; random heads cost under 3 points on average; and VRH falls below every
-    layer-matched draw, where there are any. The first alone is "partly"."""
+    layer-matched draw, where there are any. The first alone is "partly". A model that is right in under 20 % has
+    nothing to lose."""
     k, base = _largest_k(sweep), sweep.loc[sweep.condition == "unmasked"].iloc[0]
     vrh, random = _at(sweep, "vrh", k).iloc[0], over_seeds(_at(sweep, "random", k).accuracy)
     matched = _at(sweep, "layer_matched", k).accuracy
@@ -85,6 +114,8 @@ def _collapse(sweep: pd.DataFrame) -> tuple:
         interval += f"; layer-matched {matched.min():.1f} to {matched.max():.1f}"
     falls, benign = vrh.accuracy <= base.accuracy / 2, base.accuracy - random.mean < 3
     below = bool((matched > vrh.high).all())
+    if base.accuracy < 20:
+        return ours, interval, UNTESTED
     return ours, interval, True if falls and benign and below else None if falls else False
 
 
@@ -125,14 +156,14 @@ def _one_token(sweep: pd.DataFrame) -> tuple:
 
 
 def _few_samples(stable: pd.DataFrame) -> tuple:
-    """Ten samples find at least 80 % of the heads that all samples find."""
+    """Ten samples find at least 80 % of the heads that all samples (twenty at least) find."""
     if not (stable.n == 10).any():
         raise ValueError("The claim few-samples looks at subsets of 10: detect on at least 10 samples.")
     k, ten = int(stable.k.iloc[0]), over_seeds(stable.loc[stable.n == 10, "overlap"])
     return (
         f"{ten.mean:.1f} of {k} from 10 samples ({ten.n} draws)",
         f"[{ten.low:.1f}, {ten.high:.1f}]",
-        ten.mean >= 0.8 * k,
+        ten.mean >= 0.8 * k if stable.n.max() >= 20 else UNTESTED,
     )
 
 
@@ -144,7 +175,7 @@ CHECKS: dict[str, Check] = {
     "one-token": _one_token,
     "few-samples": _few_samples,
 }
-_WORDS = {True: "holds", None: "holds partly", False: "does not hold"}
+_WORDS = {True: "holds", None: "holds partly", False: "does not hold", UNTESTED: "not tested"}
 
 
 def _together(found: Mapping[str, tuple]) -> tuple:

@@ -24,12 +24,12 @@ usage() {
 ./run_all.sh help                       this text
 
   nano    (default) embedded models and scenes: CPU, minutes, no network once installed
-  paper   the four real models and their benchmarks: a GPU (48 GB for full batches), 70 GB of downloads, hours. GPU,
+  paper   four real models on RefCOCO: a GPU (48 GB for full batches of all), 70 GB of downloads, hours. GPU,
           disk and Hub are looked at first; what is missing is said, all at once, and nothing else ever stands in for it
 
   ./run_all.sh 01                   one notebook
   ./run_all.sh 01 K=3 N_TEST=100    other values for names in a notebook's parameters cell
-  ./run_all.sh MODELS=nano-qwen3-vl,nano-internvl3.5    some of a profile's models (BENCHMARKS= likewise)
+  ./run_all.sh MODELS=nano-qwen3-vl,nano-internvl3.5    some of a profile's models (BENCHMARKS=: another benchmark)
   ./run_all.sh paper --limit 20     at most 20 samples in every evaluation: a dress rehearsal (the same as N_TEST=20)
 
 Environment: the active one if it has what pyproject.toml asks for; else .venv in this folder, made with

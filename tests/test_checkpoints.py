@@ -303,7 +303,7 @@ def test_attention_is_far_from_uniform(checkpoint):
         checkpoint.model(**checkpoint.inputs(batch), logits_to_keep=1)
     rows = got["rows"][0, :, :, 0]
     looked_at = torch.special.entr(rows).sum(-1).exp()  # effective number of keys
-    assert looked_at.median() < batch.length / 2 and rows.flatten(0, 1).argmax(-1).unique().numel() > 50
+    assert looked_at.median() < 0.8 * batch.length and rows.flatten(0, 1).argmax(-1).unique().numel() > 50
 
 
 # ---------------------------------------------------------------- the engine, on real ids, grids and geometry

@@ -446,7 +446,9 @@ def test_out_of_memory_halves_what_runs_at_once_and_loses_nothing(vlm, samples, 
     assert f"out of memory; going on with {vlm.rows}" in capsys.readouterr().out
     used = {9: {"3": 3, "2": 2}, 4: {"3": 3, "2": 2}, 2: {"1": 5}, 1: {"1": 5}}[most]
     for digest in want.attrs["runs"]:
-        assert json.loads((root / f"short/data/runs/nano/{digest}.json").read_text())["batch_sizes"] == used
+        manifest = json.loads((root / f"short/data/runs/nano/{digest}.json").read_text())
+        assert manifest["batch_sizes"] == used and sum(manifest["sequences_at_once"].values()) == len(samples)
+        assert max(map(int, manifest["sequences_at_once"])) <= most
 
 
 def test_a_single_sequence_that_does_not_fit_is_an_error_with_the_next_step(vlm, samples, monkeypatch):

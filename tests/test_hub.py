@@ -250,7 +250,11 @@ for asked in json.loads(sys.argv[1]):
 
 
 def ask(root: Path, asked: list[dict], **environment: str) -> list:
-    plain = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "VRH")) and "proxy" not in k.lower()}
+    plain = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("HF_", "TRANSFORMERS_", "VRH")) and "proxy" not in k.lower()
+    }
     given = {"HF_HOME": str(root / "hf"), "VRHLIB_ROOT": str(root), "VRH_PROGRESS": "text", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", ASK, json.dumps(asked)], env=plain | given | environment, cwd=Path(__file__).parents[1],

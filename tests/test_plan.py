@@ -87,8 +87,10 @@ def test_numbers_follow_the_parameters():
     assert sequences(N_TEST=5) < usual / 40
     assert usual - sequences(N_DETECT=100) == 2 * 100 * len(PAPER.models), "read once to reply, once for attention"
     assert usual > sequences(MODELS=["internvl3-8b"]) > sequences(MODELS=["internvl3-8b"], K=3)
-    (only,) = {w.benchmark for w in a_run(BENCHMARKS=["refcoco+", "refcoco"]).work["01_detect"]}
-    assert only == "refcoco+", "heads are found and cut on the first"
+    (only,) = {w.benchmark for w in a_run(BENCHMARKS=["refcoco+"]).work["01_detect"]}
+    assert only == "refcoco+"
+    whole = a_run(N_TEST=-1).work["01_detect"]
+    assert max(w.samples for w in whole) == 8811 - PAPER.n_detect, "-1 is all there are"
 
 
 @pytest.mark.parametrize(
@@ -96,16 +98,15 @@ def test_numbers_follow_the_parameters():
     [
         ({"BENCHMARKS": ["refspatial"]}, "refspatial has no pairs, or no rows held out for detection; refcoco, "),
         ({"BENCHMARKS": ["refcoco-unc"]}, "or no rows held out for detection"),
-        (
-            {"BENCHMARKS": ["toloka"], "N_TEST": 1600},
-            "1800 rows of toloka, for detection and test, are more than its 17",
-        ),
+        ({"BENCHMARKS": ["toloka"]}, "toloka has no pairs"),
+        ({"BENCHMARKS": ["refcoco+"], "N_TEST": 3700}, "3900 rows of refcoco.* are more than its 38"),
+        ({"BENCHMARKS": ["refcoco+", "refcoco"]}, "on one benchmark; choose one of refcoco., refcoco"),
     ],
 )
 def test_a_benchmark_that_cannot_give_what_01_asks_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         a_run(**changes).work  # noqa: B018
-    assert a_run(BENCHMARKS=["toloka"]).work
+    assert a_run(BENCHMARKS=["refcocog"]).work
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_benchmark_that_cannot_give_what_01_asks_is_refused(changes, message):
         ({"MODELS": ["nano-qwen3-vl"]}, "Unknown model of the paper profile 'nano-qwen3-vl'"),
         ({"BENCHMARKS": ["refcoc"]}, "Unknown benchmark of the paper profile 'refcoc'.*Did you mean 'refcoco'"),
         ({"BENCHMARKS": ["scenes"]}, "Unknown benchmark of the paper profile 'scenes'"),
-        ({"N_TEST": -1}, "N_TEST=-1: it takes a number, or 0"),
+        ({"N_TEST": -2}, "N_TEST=-2: it takes a number, or 0 for the profile's .-1: all"),
         ({"K": -1}, "K=-1"),
     ],
 )

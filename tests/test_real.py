@@ -1,5 +1,6 @@
 """The real benchmarks, read from small copies in their own schema: literal rows, splits, losses, construction."""
 
+import copy
 import dataclasses
 import io
 import itertools
@@ -18,12 +19,13 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tests import real_fixtures as fixtures
 from tests.real_fixtures import cell, encoded, picture
-from vrhlib import real, store
+from vrhlib import evaluate, real, store
 from vrhlib.answers import judge
 from vrhlib.benchmarks import answering, grounding
 from vrhlib.boxes import Box, encode_mask, to_frame
 from vrhlib.real import BENCHMARKS
 from vrhlib.samples import Samples
+from vrhlib.scoring import score_samples
 
 NUMBERS = range(12)
 
@@ -1005,3 +1007,34 @@ def test_a_table_without_a_row_of_what_was_asked_says_so(shelf):
     fixtures.write(shelf, "AI4Math/MathVista", {"testmini": [fixtures.mathvista_row(0, False)]}, fixtures.MATHVISTA)
     with pytest.raises(ValueError, match=r"None of the 1 rows of AI4Math.*testmini.*subset=multi_choice"):
         draw("mathvista")
+
+
+# ---------------------------------------------------------------- asked of a model
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    root = tmp_path_factory.mktemp("filled")
+    fixtures.write_all(root, 16)
+    return root
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_can_be_asked_of_a_model(name, filled, tmp_path, monkeypatch, tiny_models):
+    fixtures.isolate(monkeypatch, tmp_path / "cache")
+    monkeypatch.setattr(store, "ROOT", filled)
+    vlm = copy.copy(tiny_models["qwen3-vl"])
+    vlm.max_new_tokens, row = 4, BENCHMARKS[name]
+    samples = draw(name, row.splits[0], 3)
+    samples.max_new_tokens = samples.max_new_tokens and 4  # Spatial457 reasons at length
+    frame = evaluate.replies(vlm, samples, {evaluate.UNMASKED: None}, batch_size=2)
+    table = evaluate.accuracy_table(frame)
+    assert table.n.item() == 3 and set(frame.task) == {samples[0].task}
+    assert frame.outcome.isin([column for column in table.columns] + ["correct"]).all()
+    right = evaluate.accuracy_table(frame.assign(outcome="correct"))
+    assert right.accuracy.item() == 100
+    if name == "refcoco":
+        by_box, by_mask = (score_samples(vlm, samples, evidence=e).values["output", "sum"] for e in ("box", "mask"))
+        assert by_box.shape == by_mask.shape and (by_box >= by_mask - 1e-6).all(), "a thing's outline lies in its box"
+    if row.weights:
+        assert set(row.weights) >= set(frame.kind)

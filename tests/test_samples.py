@@ -236,8 +236,15 @@ def test_enlarged_samples_keep_the_referent():
 
 
 def test_a_benchmark_of_the_other_kind_is_refused():
-    with pytest.raises(ValueError, match="Unknown benchmark 'needle'; there are 'scenes'"):
+    with pytest.raises(ValueError, match="needle is of the other kind: use answering"):
         grounding("needle", "test", 5)
+    with pytest.raises(ValueError, match="mmstar is of the other kind: use answering"):
+        grounding("mmstar", "all")
+    with pytest.raises(ValueError, match="Unknown benchmark 'RefCoco'.*Did you mean 'refcoco'"):
+        grounding("RefCoco", "test", 5)
+    for n in ("5", 2.5, True):
+        with pytest.raises(ValueError, match="not a whole number"):
+            grounding("scenes", "test", n)
     with pytest.raises(ValueError, match="Unknown benchmark 'scenes-cvv'.*Did you mean 'scenes-cv'"):
         answering("scenes-cvv", "test", 5)
 
@@ -420,3 +427,11 @@ def test_the_model_was_trained_on_seeds_that_no_evaluated_split_uses():
 
     assert train.SPLITS is pack.SPLITS is scenes.SPLITS and len(set(scenes.SPLITS.values())) == len(scenes.SPLITS)
     assert "train" not in BENCHMARKS["scenes"].splits
+
+
+def test_pictures_known_by_number_and_by_hash_cannot_be_told_apart():
+    numbered = Samples("a", "test", [sample("a")])
+    hashed = Samples("b", "test", [dataclasses.replace(sample("b"), image_key="bytes:0123")])
+    with pytest.raises(ValueError, match="identify pictures in two ways"):
+        numbered.disjoint(hashed)
+    assert numbered.disjoint(hashed, by="row") is numbered

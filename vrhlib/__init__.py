@@ -13,7 +13,7 @@ _HOME = {
     "Head": "heads", "HeadSet": "heads", "HeadScores": "heads", "load_heads": "heads", "load_scores": "heads",
     "Box": "boxes", "Reply": "boxes", "TokenGrid": "boxes",
     "Accuracy": "stats", "paired_difference": "stats", "over_seeds": "stats",
-    "Sample": "samples", "grounding": "benchmarks", "answering": "benchmarks",
+    "Sample": "samples", "Samples": "samples", "grounding": "benchmarks", "answering": "benchmarks",
     "compare": "paper", "published": "paper", "published_heads": "paper",
     "VLM": "vlm", "load_vlm": "wiring",
     "Ablation": "attention", "ablate": "attention", "capture": "attention", "generate": "attention",

@@ -1,9 +1,9 @@
 """Every benchmark by name: `grounding(...)` gives samples whose answer is a box (or a point), `answering(...)` those
 whose answer is a word or a number.
 
-The splits `detect` and `test` of a benchmark are disjoint by *image*, not by row: heads found on a picture are never
-judged on it. The nano benchmarks stand in the place of real ones (the column `like`) and never under their names; the
-real ones are read from the Hub and never replaced by anything else.
+The splits `detect` and `test` of a benchmark are disjoint by *image* unless `split_by="row"` is asked for: heads found
+on a picture are not judged on it. The nano benchmarks stand in the place of real ones (the column `like`) and never
+under their names; the real ones are read from the Hub and never replaced by anything else.
 """
 
 from __future__ import annotations
@@ -35,10 +35,15 @@ def answering(benchmark: str, split: str, n: int | None = None, seed: int = 0, *
 
 
 def _known(benchmark: str, split: str, n: int | None, seed: int, families: tuple[str, ...], options: dict) -> Benchmark:
+    if benchmark in BENCHMARKS and BENCHMARKS[benchmark].family not in families:
+        other = "answering" if "grounding" in families else "grounding"
+        raise ValueError(f"{benchmark} is of the other kind: use {other}({benchmark!r}, ...).")
     known = _lookup("benchmark", benchmark, {k: b for k, b in BENCHMARKS.items() if b.family in families})
     _lookup("split", split, known.splits)
     for option in options:
         _lookup(f"option of {benchmark}", option, known.options)
+    if n is not None and type(n) is not int:
+        raise ValueError(f"n={n!r} is not a whole number of samples.")
     if n is not None and n < 1:
         raise ValueError(f"n={n}: {benchmark} {split} would be empty. Ask for n >= 1.")
     if seed < 0:

@@ -110,7 +110,8 @@ def _reply(vlm: VLM, chunk: Samples, acting: Mapping, stored: Mapping, limit: in
                 for d, reply in zip(part, row):
                     if sample.id not in stored[d]:
                         text, finished = vlm.decode([t for t in reply.tolist() if t >= 0])
-                        record = {"text": text, "finished": finished, "resized": list(resized), "batch": len(piece)}
+                        record = {"text": text, "finished": finished, "resized": list(resized), "batch": len(piece),
+                                  "rows": vlm.running}  # fmt: skip
                         stored[d].add(sample.id, record)
 
 
@@ -190,6 +191,8 @@ def baseline(vlm: VLM, samples: Samples, pairs: Samples, batch_size: int = 8) ->
         "two_questions": both.mean, "two_low": both.interval[0], "two_high": both.interval[1], "two_n": both.n,
         "unreadable": 100 * float(plain.outcome.isin(UNREADABLE).mean()),
     }  # fmt: skip
+    if samples.lost:
+        row["lost"] = len(samples.lost)
     frame = pd.DataFrame([row])
     frame.attrs["runs"] = plain.attrs["runs"] + again.attrs["runs"]
     return frame

@@ -82,8 +82,13 @@ class Work:
 
 def _detect(p: Profile, given: Mapping) -> list[Work]:
     """01_detect: head scores, then the first model closely, then every model at its own k and at the profile's."""
-    models, benchmark = given["MODELS"] or p.models, (given["BENCHMARKS"] or p.benchmarks)[0]
-    found, test = given["N_DETECT"] or p.n_detect, given["N_TEST"] or p.n_test
+    models, benchmarks = given["MODELS"] or p.models, given["BENCHMARKS"] or p.benchmarks
+    if len(benchmarks) > 1:
+        raise ValueError(f"01_detect finds and cuts heads on one benchmark; choose one of {', '.join(benchmarks)}.")
+    benchmark, found = benchmarks[0], given["N_DETECT"] or p.n_detect
+    test = given["N_TEST"] or p.n_test
+    if test < 0:  # all there are
+        test = (about.rows if (about := benchmark_table()[benchmark].about) else 0) - found
     if given["BENCHMARKS"] or p is profile_of("paper"):  # the shipped scenes have no end
         _check_rows(benchmark, found + test, "pairs")
     # How many heads hold most of the mass is not known beforehand, unless the mass is all of it.
@@ -94,7 +99,7 @@ def _detect(p: Profile, given: Mapping) -> list[Work]:
         work += [
             Work(model, benchmark, "head scores", 1, found, passes=2),
             Work(model, benchmark, "replies, unmasked and ablated", most, test),
-            Work(model, benchmark, "two questions a picture", 1, 2 * -(-test // 2)),
+            Work(model, benchmark, "two questions a picture", 1, min(p.n_pairs, 2 * -(-test // 2))),
         ]
     work.append(Work(models[0], benchmark, "looked at closely", 1, 6, passes=2, stored=False))
     large = min(MOST_TOKENS, MODELS[models[0]].visual_tokens * max(p.cost_scales) ** 2)
@@ -179,8 +184,9 @@ def check_values(profile: str, given: Mapping) -> None:
         if name not in (known := [b.name for b in benchmark_table().values() if b.profile == profile]):
             raise store.unknown(f"benchmark of the {profile} profile", name, known)
     for name, value in given.items():
-        if (name == "K" or name.startswith("N_")) and type(value) is int and value < 0:
-            raise ValueError(f"{name}={value}: it takes a number, or 0 for the profile's.")
+        least = -1 if name == "N_TEST" and profile == "paper" else 0  # -1: all there are
+        if (name == "K" or name.startswith("N_")) and type(value) is int and value < least:
+            raise ValueError(f"{name}={value}: it takes a number, or 0 for the profile's{' (-1: all)' * (least < 0)}.")
 
 
 @dataclass(frozen=True)
@@ -360,8 +366,8 @@ def _work_table(run: Paper, measured: Mapping[str, Sequence]) -> str:
     rows.append(("all", *[""] * 5, *numbers(everything)))
     header = ("notebook", "model", "benchmark", "what", "conditions", "samples", "sequences", "Mtok read", "written")
     return (
-        "At most this, and as if nothing were stored yet; equal conditions are run once. GPU hours are those of an RTX "
-        f"A6000\n(48 GB), loading and drawing aside.\n{table((*header, 'GPU h'), rows)}"
+        "Sequences at most, as if nothing were stored yet; equal conditions are run once. GPU hours are an estimate "
+        f"for an RTX A6000\n(48 GB), loading and drawing aside.\n{table((*header, 'GPU h'), rows)}"
     )
 
 
@@ -369,7 +375,7 @@ def _model_table(run: Paper, measured: Mapping[str, Sequence]) -> str:
     rows = []
     for item in (i for i in run.items if i.kind == "model"):
         (low, high), factor, pin = run.memory[item.name], correction(item.name, measured), MODELS[item.name]
-        at = f"@{item.revision[:8]}" if item.revision else ""
+        at = f"@{item.revision[:8]}" if item.revision and item.here != "local copy" else ""
         known = f"measured here, {factor:.2f} x the time stated" if factor else "stated"
         rows.append((
             item.name, f"{item.ids[0]}{at}", f"{item.gb:.1f}", item.here or "to download", f"{low:.1f}",

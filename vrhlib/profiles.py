@@ -74,6 +74,7 @@ class Profile:
     benchmarks: tuple[str, ...]
     n_detect: int
     n_test: int
+    n_pairs: int  # expressions of the two-question test
     k: int
     mass: float
     ks: tuple[int, ...]
@@ -85,13 +86,13 @@ _PROFILES = {
     "nano": Profile(
         models=("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5"),
         same_backbone=(("nano-qwen2.5-vl", "nano-internvl3"), ("nano-qwen3-vl", "nano-internvl3.5")),
-        benchmarks=("scenes",), n_detect=200, n_test=200, k=8, mass=0.9, ks=(1, 2, 4, 8, 12),
+        benchmarks=("scenes",), n_detect=200, n_test=200, n_pairs=200, k=8, mass=0.9, ks=(1, 2, 4, 8, 12),
         control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
     ),
     "paper": Profile(
         models=("qwen2.5-vl-7b", "qwen3-vl-8b", "internvl3-8b", "internvl3.5-8b"),
         same_backbone=(("qwen2.5-vl-7b", "internvl3-8b"), ("qwen3-vl-8b", "internvl3.5-8b")),
-        benchmarks=("refcoco",), n_detect=200, n_test=1000, k=20, mass=1.0, ks=(1, 3, 5, 10, 20),
+        benchmarks=("refcoco",), n_detect=200, n_test=1000, n_pairs=500, k=20, mass=1.0, ks=(1, 3, 5, 10, 20),
         control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2),
     ),
 }  # fmt: skip

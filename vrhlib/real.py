@@ -338,7 +338,7 @@ def _bytes(cell: Mapping | None) -> bytes:
 
 
 def _key(table: Table, values: Mapping) -> str:
-    return table.key(values) if table.key else hashlib.sha256(_bytes(values[table.picture])).hexdigest()[:16]
+    return table.key(values) if table.key else f"bytes:{hashlib.sha256(_bytes(values[table.picture])).hexdigest()[:16]}"
 
 
 def _from_table(pictures, column: str, row: int, values: Mapping, origin: str) -> StoredImage:
@@ -706,7 +706,8 @@ def _lmms(like: str, name: str, rows: int, gb: float, revision: str) -> Table:
 
 
 def _official(like: str, name: str, gb: float, splits: Mapping[str, int]) -> Table:
-    """The official UNC and UMD splits, one row a sentence: those of the published accuracies."""
+    """The official UNC and UMD splits, one row a sentence: those of the published accuracies. (`datasets` fetches all
+    splits of a repository, and that of RefCOCO has a train split, too.)"""
     about = _source(f"Kangheng/{name}", "val", splits["val"], "image question bbox", gb, _COCO, _BOX)
     return Table(
         like=like, about=about, read=_sentence, family="grounding", corners=lambda v: json.loads(v["bbox"]),
@@ -716,13 +717,13 @@ def _official(like: str, name: str, gb: float, splits: Mapping[str, int]) -> Tab
 
 _REFSPATIAL = _source(
     "BAAI/RefSpatial-Bench", "location", 100, "image mask object step", 0.05, "Apache-2.0",
-    "share of points in the mask; in the paper the share of boxes with IoU >= 0.5 (to the mask's tight box)",
+    "share of boxes with IoU >= 0.5 to the mask's tight box (officially: of points in the mask)",
 )  # fmt: skip
 _TABLES = {
     "refcoco": _lmms("RefCOCO", "RefCOCO", 8811, 2.3, "a5dff0b3194715fda69b2d6a0d2aaafb41eaa407"),
     "refcoco+": _lmms("RefCOCO+", "RefCOCOplus", 3805, 0.6, "6ff10a221309bc4791d1ff7d57f8bbcb509b9e9d"),
     "refcocog": _lmms("RefCOCOg", "RefCOCOg", 7573, 2.1, "93af55545967808285637a67431e4971a6f9fd49"),
-    "refcoco-unc": _official("RefCOCO, UNC", "refcoco", 1.6, {"val": 10834, "testA": 5657, "testB": 5095}),
+    "refcoco-unc": _official("RefCOCO, UNC", "refcoco", 10.0, {"val": 10834, "testA": 5657, "testB": 5095}),
     "refcoco+-unc": _official("RefCOCO+, UNC", "refcocop", 1.6, {"val": 10758, "testA": 5726, "testB": 4889}),
     "refcocog-umd": _official("RefCOCOg, UMD", "refcocog", 1.1, {"val": 4896, "test": 9602}),
     "refspatial": Table(like="RefSpatialBench", about=_REFSPATIAL, read=_place, family="grounding"),
@@ -734,7 +735,7 @@ _TABLES = {
         like="Toloka VQA",
         about=_source(
             "toloka/WSDMCup2023", "test_public", 1705, "image width height left top right bottom question", 0.3,
-            "CC-BY-4.0", f"mean IoU; in the paper the {_BOX}", config="default",
+            "CC-BY-4.0", f"{_BOX} (officially: mean IoU)", config="default",
             needs="pictures: fetched from COCO, one by one",
         ),
         read=_asked, family="grounding", picture=_toloka_picture, key=lambda v: _last(v).split(".")[0],
@@ -755,7 +756,7 @@ _TABLES = {
         like="Spatial457 L1",
         about=_source(
             "RyanWW/Spatial457-v2", "validation", 670, "image image_filename question answer", 0.2, "Apache-2.0",
-            "exact match (VLMEvalKit's is lenient)", config="L1_single",
+            "exact match, strict (VLMEvalKit's is lenient)", config="L1_single",
             revision="ba7fdc51bc00a137a6730a799845845f6e0afda9",
         ),
         read=_spatial457, key=lambda v: v["image_filename"], max_new_tokens=512,
@@ -765,7 +766,7 @@ _TABLES = {
         about=_source(
             "a8cheng/SpatialRGPT-Bench", "val", 1406, "image text_q qa_info conversations bbox", 1.0,
             "Apache-2.0; nuScenes, KITTI and Omni3D pictures non-commercial",
-            "share within 25 % of the true length (there read from the reply by GPT-4)",
+            "share within 25 % of the true length (officially read from the reply by GPT-4)",
         ),
         read=_region, keep=_is_length, choose={"subset": ("size", "quantitative"), "regions": ("drawn", "text")},
     ),
@@ -773,7 +774,7 @@ _TABLES = {
         like="CV-Bench",
         about=_source(
             "nyu-visionx/CV-Bench", "test", 2638, "image prompt choices answer source filename source_filename", 0.4,
-            "Apache-2.0", "mean of the accuracies in 2D (itself a mean of ADE20K and COCO) and 3D; in the paper plain",
+            "Apache-2.0", "accuracy, plain mean (officially: mean of 2D, itself of ADE20K and COCO, and 3D)",
             config="default", revision="bc284db50d036958861cb60cdd7b77612052ce0d",
         ),
         read=_cv_bench, key=lambda v: v["source_filename"] or v["filename"],
@@ -800,7 +801,7 @@ _TABLES = {
         about=_source(
             "AI4Math/MathVista", "testmini", 1000,
             "decoded_image query choices answer question_type metadata", 0.9, "CC-BY-SA-4.0",
-            "accuracy (there read from the reply by GPT-4)", revision="2b6ad69445fbb5695c9b165475e8decdbeb97747",
+            "accuracy (officially read from the reply by GPT-4)", revision="2b6ad69445fbb5695c9b165475e8decdbeb97747",
         ),
         read=_math_vista, picture="decoded_image", choose={"subset": ("multi_choice", "all")},
         keep=lambda v, chosen: chosen["subset"] in (v["question_type"], "all"),
@@ -809,7 +810,8 @@ _TABLES = {
 
 
 def _benchmark(name: str, table: Table) -> Benchmark:
-    pairs = table.family == "grounding" and table.corners is not None
+    several = table.expressions is not None or bool(table.splits)  # rows of one picture
+    pairs = table.corners is not None and several
     options = ["allow_drift", *table.choose, *["held_out", "split_by"] * (not table.splits), *["pairs"] * pairs]
     splits = tuple(table.splits) or ("all", "detect", "test")
     draw = functools.partial(_draw, name, table)

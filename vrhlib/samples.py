@@ -200,6 +200,12 @@ class Samples(Sequence[Sample]):
             shared, what = {s.id for s in self} & {s.id for s in other}, "rows"
         else:
             shared, what = self.images & other.images, "images"
+            hashed = [{key.startswith("bytes:") for key in part.images} for part in (self, other)]
+            if hashed[0] != hashed[1]:
+                raise ValueError(
+                    f"{self.benchmark} and {other.benchmark} identify pictures in two ways (number, and hash of the "
+                    "file), so nobody can tell whether they share any. Take both sets from one benchmark."
+                )
         if shared:
             raise ValueError(
                 f"{len(shared)} {what} stand in both {self!r} and {other!r}; heads would be judged on the pictures "

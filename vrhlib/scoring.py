@@ -188,7 +188,7 @@ def _score(
         meter.add(2 * len(batch) * batch.length, ids.size)
         for sample, theta in zip(piece, _theta(vlm, batch, [_text_ids(vlm, row) for row in ids], evidence, part)):
             if sample.id not in results:
-                results.add(sample.id, theta | {"batch": len(piece)})
+                results.add(sample.id, theta | {"batch": len(piece), "rows": vlm.running})
 
 
 def _of(records: Mapping[str, dict], name: str) -> np.ndarray:
@@ -343,7 +343,7 @@ def capture_cost(vlm: VLM, sample: Sample, scales: Sequence[int], repeats: int =
         reply = vlm.tokenizer(vlm.write_box(large.box, image.size, batch.resized[0]), add_special_tokens=False)[
             "input_ids"
         ]
-        found = {}
+        found: dict[str, np.ndarray] = {}
         for method, one_pass in (("rows", _pass_rows), ("eager", _pass_eager)):
             measured = [store.measure(one_pass, vlm, batch, reply, device=vlm.device) for _ in range(repeats)]
             found[method] = measured[0][0]

@@ -42,8 +42,9 @@ def _profile_dir(kind: str, profile: str) -> Path:
 def unknown(what: str, name: object, known: Iterable[str], more: str = "") -> ValueError:
     """The error for a name that is none of `known`, with the nearest one."""
     known = list(known)
-    close = difflib.get_close_matches(str(name), known, 1, 0.4)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    by_lower = {k.casefold(): k for k in known}
+    close = difflib.get_close_matches(str(name).casefold(), by_lower, 1, 0.4)
+    hint = f" Did you mean {by_lower[close[0]]!r}?" if close else ""
     return ValueError(f"Unknown {what} {name!r}; there are {', '.join(map(repr, known))}{more}.{hint}")
 
 
@@ -193,13 +194,13 @@ class Run:
 
     @property
     def digest(self) -> str:
-        return digest({**asdict(self), "versions": versions(), "code": _code()})
+        return digest({**asdict(self), "versions": versions(), "code": _code(bool(self.data))})
 
 
 @functools.cache
-def _code() -> list[str]:
+def _code(real: bool) -> list[str]:
     """Digests of the files that decide a stored result: an edit there must not be served yesterday's numbers."""
-    files = ("boxes", "samples", "real", "nano/scenes", "vlm", "attention", "scoring")
+    files = ("boxes", "samples", "real" if real else "nano/scenes", "vlm", "attention", "scoring")
     return [file_digest(Path(__file__).parent / f"{name}.py") for name in files]
 
 
@@ -299,7 +300,8 @@ def _write_run_manifest(run: Run, results: Results, new: int, seconds: float) ->
     path = results.path.with_suffix(".json")
     earlier = _told(path).get("seconds", 0.0)
     sizes = Counter(str(record["batch"]) for record in results.records.values() if "batch" in record)
-    facts = asdict(run) | {"samples": len(results), "batch_sizes": dict(sizes)}  # the ids stand in the lines
+    at_once = Counter(str(record["rows"]) for record in results.records.values() if "rows" in record)
+    facts = asdict(run) | {"samples": len(results), "batch_sizes": dict(sizes), "sequences_at_once": dict(at_once)}
     done = len(results) == len(run.samples)
     text = json.dumps(manifest(**facts, complete=done, seconds=round(earlier + seconds, 2), new=new), indent=1)
     write_atomic(path, text + "\n")

@@ -88,8 +88,8 @@ _INTERNVL_PROMPT = (
 _JSON = "Report bbox coordinates in JSON format."
 _ANSWER = "{expression} Answer with the bbox coordinates in JSON format."
 FAMILIES = {
-    # Prompts of the authors (QwenLM/Qwen3-VL issues 991 and 1721, InternVL's evaluate_grounding.py); those for
-    # questions, and InternVL's for points, are ours: nobody publishes one.
+    # Prompts for boxes are the authors' (QwenLM/Qwen3-VL issues 991 and 1721, InternVL's evaluate_grounding.py). Those
+    # for questions, and for points in Qwen3-VL and InternVL, are ours; Qwen2.5-VL's for points is RoboRefer's.
     "qwen2_5_vl": Family(
         "Locate {expression} in this image and output the bbox coordinates in JSON format.", _ANSWER,
         "Locate {expression} in this image and output the point coordinates in JSON format.",
@@ -357,7 +357,10 @@ def load_unproven(
     where = {} if local else {"revision": hub.pinned(pin.source, pin.revision)}
     config = _explained(name, source, AutoConfig.from_pretrained, source, trust_remote_code=False, **where)
     if config.model_type not in FAMILIES:
-        raise ValueError(f"{name} is a {config.model_type!r}; known families: {', '.join(FAMILIES)}. Add a row there.")
+        raise ValueError(
+            f"{name} is a {config.model_type!r}; known families: {', '.join(FAMILIES)}. Add a row to "
+            "FAMILIES in vrhlib/vlm.py."
+        )
     text = config.get_text_config()
     grid = text.num_hidden_layers, text.num_attention_heads
     if pin.grid and grid != pin.grid:
@@ -382,6 +385,8 @@ def load_unproven(
         hub.pin(pin.source, getattr(config, "_commit_hash", None))
     processor = _explained(name, source, load_processor, source, **where)
     if tiles is not None:
+        if tiles < 1:
+            raise ValueError(f"tiles={tiles}: a picture is one tile at least.")
         if not hasattr(processor.image_processor, "max_patches"):
             raise ValueError(f"{name} does not cut pictures into tiles; leave out tiles={tiles}.")
         processor.image_processor.max_patches = tiles
@@ -406,9 +411,14 @@ def _locate(name: str | Path, pin: Pin) -> tuple[str, bool]:
 
 
 def _unlisted(name: str) -> Pin:
-    if not Path(name).exists() and "/" not in name:
+    there = Path(name).is_dir()
+    if not there and (Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+        raise ValueError(
+            f"There is no folder {name}. Give a folder, a Hub id (owner/name), or one of {', '.join(MODELS)}."
+        )
+    if not there and "/" not in name:
         raise store.unknown("model", name, MODELS, ", or give a folder or Hub id")
-    return Pin(name, None, "nano" if Path(name).exists() else "paper")
+    return Pin(name, None, "nano" if there else "paper", rows=16)
 
 
 def _explained(name, source: str, load: Callable, *args, **kwargs):
@@ -425,7 +435,9 @@ def _explained(name, source: str, load: Callable, *args, **kwargs):
             wanted += [] if list(folder.glob("*.safetensors.index.json")) else ["model.safetensors"]
             missing = [f for f in wanted if not (folder / f).exists()]
             hint = f"missing: {', '.join(missing)}; " if missing else ""
-            step = f"{hint}restore the folder with `git checkout -- {folder}` or copy the files of one revision there"
+            mine = folder.resolve().is_relative_to(store.ROOT / "data" / "nano")
+            restore = f"restore the folder with `git checkout -- {folder}` or " if mine else ""
+            step = f"{hint}{restore}copy all files of one revision there"
         else:
             step = "check the name, the network, or download it once (HF_HOME, HF_HUB_OFFLINE=1 uses what is there)"
         kind = OSError if isinstance(error, OSError) else ValueError

@@ -126,8 +126,8 @@ def _read(vlm: VLM, sample: Sample, record: dict) -> dict:
     if sample.task == "answer":
         outcome = judge(text, sample.answer, sample.rule, sample.choices, finished)
     elif sample.task == "point":
-        points = vlm.read_points(text, sample.image.size, tuple(record["resized"]))
-        hits = [_hit(sample, x, y) for x, y in points]
+        points, mask = vlm.read_points(text, sample.image.size, tuple(record["resized"])), sample.pixels
+        hits = [_hit(mask, x, y) for x, y in points]
         inside = float(np.mean(hits)) if hits else 0.0
         outcome = ("correct" if hits[0] else "wrong point") if hits else "no point" if finished else "cut off"
     else:
@@ -139,10 +139,10 @@ def _read(vlm: VLM, sample: Sample, record: dict) -> dict:
             "inside": inside, "outcome": outcome}  # fmt: skip
 
 
-def _hit(sample: Sample, x: float, y: float) -> bool:
-    """Whether a point lies in the mask; a point beside the picture does not."""
-    width, height = sample.image.size
-    return 0 <= x < width and 0 <= y < height and bool(sample.pixels[int(y), int(x)])
+def _hit(mask: np.ndarray, x: float, y: float) -> bool:
+    """Whether a point lies in the mask, bool [height, width]; a point beside the picture does not."""
+    height, width = mask.shape
+    return 0 <= x < width and 0 <= y < height and bool(mask[int(y), int(x)])
 
 
 def accuracy(outcomes: Sequence[str]) -> Accuracy:

@@ -511,16 +511,16 @@ def test_the_same_replies_can_be_judged_by_another_rule(vlm, scripted):
 
 def test_the_official_score_weights_kinds_not_samples():
     kinds = ["ADE20K"] * 2 + ["COCO"] * 8 + ["Omni3D"] * 4
-    right = [1, 1] + [0] * 8 + [1, 1, 0, 0]
+    right = [1, 1] + [0] * 8 + [1, 1, 1, 0]
     frame = pd.DataFrame({
         "model": "m", "benchmark": "b", "condition": "unmasked", "k": 0, "seed": pd.NA, "kind": kinds,
         "outcome": ["correct" if r else "wrong answer" for r in right],
     })  # fmt: skip
     weights = {"ADE20K": 0.25, "COCO": 0.25, "Omni3D": 0.5}
     row = evaluate.weighted(frame, weights).iloc[0]
-    assert row.accuracy == pytest.approx(50.0) and row.n == 14, "half of (100 + 0) / 2, half of 50"
-    assert accuracy(frame.outcome).mean == pytest.approx(100 * 4 / 14)
-    assert row.low == pytest.approx(50 - 1.96 * (0.25 * 2500 / 4) ** 0.5)
+    assert row.accuracy == pytest.approx(62.5) and row.n == 14, "half of (100 + 0) / 2, half of 75"
+    assert accuracy(frame.outcome).mean == pytest.approx(100 * 5 / 14)
+    assert row.low == pytest.approx(62.5 - 1.96 * (0.25 * 75 * 25 / 4) ** 0.5)
     with pytest.raises(ValueError, match="Omni3D"):
         evaluate.weighted(frame[:10], weights)
 

@@ -250,11 +250,54 @@ def test_controls_of_scores_lie_outside_their_own_top():
 
 
 @many
-@given(st.lists(st.integers(0, 40), min_size=2, max_size=30), st.sampled_from([0.1, 0.25, 0.5, 0.8, 0.9, 1.0]))
+@given(
+    st.lists(st.integers(-9, 40), min_size=2, max_size=30).filter(lambda flat: max(flat) > 0),
+    st.sampled_from([0.1, 0.25, 0.5, 0.8, 0.9, 1.0]),
+)
 def test_share_holding_is_the_first_prefix_that_reaches_the_fraction(flat, fraction):
-    ordered = sorted(flat, reverse=True)
-    needed = next(m for m in range(1, len(flat) + 1) if sum(ordered[:m]) >= fraction * sum(flat) - 1e-9)
+    ordered = sorted((max(value, 0) for value in flat), reverse=True)
+    needed = next(m for m in range(1, len(flat) + 1) if sum(ordered[:m]) >= fraction * sum(ordered) - 1e-9)
     assert scores([flat]).share_holding(fraction) == pytest.approx(needed / len(flat))
+
+
+@pytest.mark.parametrize("empty", [[[0, 0]], [[-3, -1]], [[0, -1]]])
+def test_without_a_positive_score_there_is_nothing_to_hold(empty):
+    nothing = scores(empty, scoring="output/argmax/mean")
+    for ask in (
+        lambda: nothing.share_holding(0.5),
+        lambda: nothing.fewest(0.5, 2),
+        lambda: nothing.held_by(nothing.top(1)),
+    ):
+        with pytest.raises(ValueError, match="toy has a positive output/argmax/mean score.*output/sum/mean"):
+            ask()
+    assert nothing.gini() == 0
+
+
+def test_the_share_above_a_threshold_counts_what_is_strictly_above():
+    drawn = scores([[0.001, 0.002, -1, 0.005]])
+    assert [drawn.share_above(at) for at in (-2, 0, 0.001, 0.005)] == [1, 0.75, 0.5, 0]
+
+
+@many
+@given(st.lists(st.integers(-3, 40), min_size=1, max_size=30).filter(lambda flat: max(flat) > 0))
+def test_gini_is_half_the_mean_absolute_difference_over_the_mean(flat):
+    held = [max(value, 0) for value in flat]
+    apart = sum(abs(a - b) for a in held for b in held)
+    assert scores([flat]).gini() == pytest.approx(apart / (2 * len(held) * sum(held)))
+
+
+@many
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30), st.floats(1e-6, 1e6))
+def test_gini_lies_in_0_to_1_and_does_not_depend_on_the_unit(flat, unit):
+    flat = np.array(flat).round(6)
+    assert 0 <= scores([flat]).gini() < 1
+    assert scores([flat * unit]).gini() == pytest.approx(scores([flat]).gini(), abs=1e-9)
+
+
+def test_gini_is_0_for_equal_heads_and_all_but_one_nth_for_a_single_one():
+    for unit in (1e-9, 1.0, 1e6):
+        assert scores(np.full((3, 4), unit)).gini() == 0
+        assert scores(np.eye(12)[:1].reshape(3, 4) * unit).gini() == pytest.approx(11 / 12)
 
 
 def test_one_head_that_holds_everything_is_one_share():
@@ -369,6 +412,15 @@ def test_garbled_scores_name_their_file_and_the_next_step(tmp_path, change):
     path.write_text(json.dumps({k: v for k, v in (GOOD | change).items() if v is not ...}))
     with pytest.raises(ValueError, match=r"toy\.json.*01_detect"):
         load_scores(path)
+
+
+@pytest.mark.parametrize("load", [load_heads, load_scores])
+def test_heads_of_another_grid_are_refused_with_both_grids_and_the_next_step(tmp_path, load):
+    path = scores(np.arange(6).reshape(2, 3)).save(tmp_path / "toy.json", k=2)
+    assert load(path, [2, 3]).grid == load(path).grid == (2, 3)
+    with pytest.raises(ValueError, match=r"toy\.json .*2 layers x 3 heads.*3 x 2.*01_detect") as refused:
+        load(path, grid=(3, 2))
+    assert "not a head list" not in str(refused.value)
 
 
 def test_more_heads_than_the_grid_are_not_saved(tmp_path):

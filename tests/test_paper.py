@@ -1,5 +1,7 @@
 """Published numbers are the published ones, and verdicts follow criteria that can go either way."""
 
+from math import comb
+
 import pandas as pd
 import pytest
 
@@ -43,6 +45,68 @@ def test_prior_lists_overlap_as_published():
     prior = paper.prior_heads()
     assert len(set(prior["qrhead_nq"]) & set(paper.published_heads("Qwen2.5-VL-7B"))) == 8
     assert prior["vera"].overlap(paper.published_heads("Qwen3-VL-8B")) == 7
+
+
+def test_the_overlaps_of_prior_lists_stand_beside_what_chance_would_give():
+    table = paper.prior_overlaps()
+    assert list(table.columns) == ["list", "model", "shared", "of", "expected", "p"]
+    rows = table.set_index(["list", "model"])
+    assert rows.loc[("qrhead_nq", "Qwen2.5-VL-7B"), ["shared", "of"]].tolist() == [8, 16]
+    assert rows.loc[("vera", "Qwen3-VL-8B"), ["shared", "of"]].tolist() == [7, 20]
+    assert len(table) == 4, "each list against the two models of its grid"
+    assert rows.expected["qrhead_nq", "Qwen2.5-VL-7B"] == 16 * 20 / 784
+    ways = [comb(20, i) * comb(784 - 20, 16 - i) for i in range(17)]
+    assert rows.p["qrhead_nq", "Qwen2.5-VL-7B"] == pytest.approx(sum(ways[8:]) / sum(ways))
+
+
+def test_tables_1_and_2_are_as_printed():
+    works, choices = paper.published_table1(), paper.published_table2()
+    assert choices.set_index("method").T.to_dict("list") == {
+        "Retrieval Heads": ["out", "argmax", "avg"],
+        "QRHead": ["in", "sum", "avg"],
+        "OCR Heads": ["out", "argmax", "avg"],
+        "VERA": ["out", "sum", "avg"],
+        "Loc. Heads": ["in", "N/A†", "freq"],
+        "VRH": ["out", "sum", "mean"],
+    }
+    assert list(choices) == ["method", "Q", "Phi", "Omega"] and list(works) == ["method", "domain", "causal"]
+    assert works.method.tolist() == choices.method.tolist()
+    assert works.domain.tolist() == ["text"] * 2 + ["visual document"] * 2 + ["general image"] * 2
+    assert works.causal.dtype == bool and works.method[~works.causal].tolist() == ["Loc. Heads"]
+
+
+def test_published_variants_carry_their_standard_errors_in_our_names():
+    table = paper.scoring_variants(20)
+    assert set(table.condition) == {"vrh", *paper.FLIPS, "random", "unmasked", "q_union"}
+    assert table.groupby("model").size().tolist() == [7] * 4 and set(table.k) == {0, 20}
+    row = table.set_index(["model", "condition"]).loc[("Qwen2.5-VL-7B", "vrh")]
+    assert (row.accuracy, row.n) == (7.48, 8611), "not that of Table A10"
+    assert row.stderr == pytest.approx(100 * (0.0748 * 0.9252 / 8611) ** 0.5)
+    assert table[table.condition.isin(paper.FLIPS)].stderr.between(0.28, 0.55).all()
+    every = paper.scoring_variants()
+    assert set(every.k) == {0, 5, 10, 20, 50} and len(every) == 4 * (1 + 4 * 5 + 1)
+    with pytest.raises(ValueError, match="k=3; there are k = 5, 10, 20, 50"):
+        paper.scoring_variants(3)
+
+
+def test_the_papers_choice_is_not_always_the_first_of_the_four_variants():
+    table = paper.scoring_variants()
+    rank = table[table.condition == "vrh"].set_index(["k", "model"])["rank"]
+    published = {5: [4, 3, 1, 2], 10: [2, 2, 1, 1], 20: [1, 1, 2, 1], 50: [1, 2, 2, 2]}
+    assert {k: [rank[k, model] for model in paper.MODELS] for k in published} == published
+    assert table["rank"].isna().tolist() == table.condition.isin(["random", "unmasked", "q_union"]).tolist()
+
+
+def test_published_variants_of_qwen25_at_k_20_cannot_be_told_apart():
+    table = paper.published_differences(20).set_index(["model", "variant"])
+    qwen = table.loc["Qwen2.5-VL-7B"]
+    assert qwen.change.to_dict() == {"flip_q": 0.2, "flip_phi": 0.65, "flip_omega": 0.53, "q_union": -0.34}
+    assert qwen.p.min() > 0.1 and not qwen.differs.any()
+    assert all(table.differs[model, "flip_q"] and table.z[model, "flip_q"] > 10 for model in paper.MODELS[1:])
+    assert table.change["InternVL3.5-8B", "flip_phi"] > 2 * table.change["InternVL3.5-8B", "flip_q"]
+    p = (0.0748 + 0.0813) / 2
+    assert qwen.z["flip_phi"] == pytest.approx(0.0065 / (2 * p * (1 - p) / 8611) ** 0.5, rel=0.02)
+    assert set(paper.published_differences(5).variant) == set(paper.FLIPS), "Table A8 has k=20 only"
 
 
 def test_qwen_heads_lie_in_layers_14_to_19():
@@ -142,3 +206,126 @@ def test_a_claim_that_could_not_have_failed_is_not_tested(tmp_path, monkeypatch)
     assert verdict("causal-collapse", both, tmp_path, monkeypatch, "nano") == "holds partly in nano"
     same = pd.DataFrame({"n": [10] * 4, "overlap": [6] * 4, "k": 6})
     assert verdict("few-samples", same, tmp_path, monkeypatch) == "not tested", "ten of ten samples"
+
+
+# ---------------------------------------------------------------- claims about scorings
+
+
+def cuts(changes: dict, base: float = 80.0, vrh: float = 20.0, random=(79.0, 78.5, 79.5)) -> pd.DataFrame:
+    """A frame of one model at k = 6: (change, low, high) of each scoring against vrh, controls without a change."""
+    rows = [("unmasked", 0, base), ("vrh", 6, vrh), *(("random", 6, accuracy) for accuracy in random)]
+    rows = [(*row, None, None, None) for row in rows]
+    rows += [(name, 6, vrh + change[0], *change) for name, change in changes.items()]
+    columns = ["condition", "k", "accuracy", "change", "change_low", "change_high"]
+    return pd.DataFrame(rows, columns=columns).assign(n=400)
+
+
+def flips(q, phi, omega, **others) -> dict:
+    return dict(zip(paper.FLIPS, (q, phi, omega))) | others
+
+
+SMALL, NONE = (1.0, -1.0, 3.0), (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        (flips((9.0, 6.0, 12.0), SMALL, SMALL), "holds"),
+        (flips((-9.0, -12.0, -6.0), SMALL, SMALL), "holds"),  # more causal, but still what matters most
+        (flips((2.0, -1.0, 5.0), SMALL, SMALL), "holds partly"),
+        (flips((9.0, 6.0, 12.0), (-30.0, -33.0, -27.0), SMALL), "holds partly"),
+        (flips((9.0, 6.0, 12.0), SMALL, (9.0, 6.0, 12.0)), "holds partly"),
+        (flips(SMALL, (9.0, 6.0, 12.0), NONE), "does not hold"),
+        (flips(NONE, SMALL, NONE), "does not hold"),
+        (flips(NONE, NONE, NONE), "not tested"),
+        (flips((9.0, 6.0, 12.0), SMALL, SMALL, other=(50.0, 45.0, 55.0)), "holds"),
+    ],
+)
+def test_the_query_axis_must_matter_most_and_beyond_sampling_error(changes, word, tmp_path, monkeypatch):
+    assert verdict("query-axis", cuts(changes), tmp_path, monkeypatch) == word
+
+
+def test_the_query_axis_row_shows_every_change_with_its_interval(tmp_path, monkeypatch):
+    verdict("query-axis", cuts(flips((9.0, 6.0, 12.0), (-1.0, -3.0, 1.0), NONE)), tmp_path, monkeypatch)
+    row = pd.read_csv(tmp_path / "figures" / "paper" / "claims.csv").iloc[0]
+    assert row.ours == "vrh 20.0 at k=6 (n=400); change: flip_q +9.0, flip_phi -1.0, flip_omega +0.0"
+    assert row.interval == "flip_q [+6.0, +12.0]; flip_phi [-3.0, +1.0]; flip_omega [+0.0, +0.0]"
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        (flips((9.0, 6.0, 12.0), SMALL, NONE), "holds"),
+        (flips((9.0, 6.0, 12.0), (-1.0, -3.0, 1.0), SMALL), "holds partly"),
+        (flips((9.0, 6.0, 12.0), (-1.0, -3.0, 0.0), SMALL), "holds partly"),
+        (flips((9.0, 6.0, 12.0), (-4.0, -6.0, -2.0), SMALL), "does not hold"),
+        (flips((9.0, 6.0, 12.0), SMALL, SMALL, q_union=(-4.0, -6.0, -2.0)), "does not hold"),
+        (flips(NONE, NONE, NONE), "not tested"),
+    ],
+)
+def test_the_best_variant_is_beaten_by_none(changes, word, tmp_path, monkeypatch):
+    assert verdict("best-variant", cuts(changes), tmp_path, monkeypatch) == word
+
+
+@pytest.mark.parametrize(
+    "changes, random, word",
+    [
+        ({"ocr": (30.0, 25.0, 35.0), "vera": (3.0, 1.0, 5.0)}, (79, 78, 80), "holds"),
+        ({"ocr": (30.0, 25.0, 35.0), "vera": SMALL}, (79, 78, 80), "holds partly"),
+        ({"ocr": (30.0, 25.0, 35.0), "vera": (-1.0, -3.0, 1.0)}, (79, 78, 80), "holds partly"),
+        ({"ocr": (30.0, 25.0, 35.0), "vera": (-4.0, -6.0, -2.0)}, (79, 78, 80), "does not hold"),
+        ({"ocr": (30.0, 25.0, 35.0)}, (20, 19, 24), "holds partly"),
+        ({"ocr": (30.0, 25.0, 35.0)}, (10, 11, 9), "does not hold"),
+    ],
+)
+def test_vrh_must_cost_more_than_every_earlier_method_and_random_heads(changes, random, word, tmp_path, monkeypatch):
+    assert verdict("beats-prior", cuts(changes, random=random), tmp_path, monkeypatch) == word
+
+
+@pytest.mark.parametrize("claim", ["query-axis", "best-variant", "beats-prior"])
+def test_a_model_with_nothing_to_lose_tests_no_claim_about_scorings(claim, tmp_path, monkeypatch):
+    good = flips((9.0, 6.0, 12.0), (3.0, 1.0, 5.0), (3.0, 1.0, 5.0))
+    assert verdict(claim, cuts(good, base=19.9), tmp_path, monkeypatch) == "not tested"
+    monkeypatch.undo()
+    assert verdict(claim, cuts(good, base=20), tmp_path, monkeypatch) == "holds"
+    monkeypatch.undo()
+    assert verdict(claim, cuts(good).query("condition != 'unmasked'"), tmp_path, monkeypatch) == "holds"
+
+
+@pytest.mark.parametrize("claim", ["query-axis", "best-variant", "beats-prior"])
+def test_frames_that_compare_nothing_are_refused_with_the_next_step(claim):
+    good = cuts(flips(SMALL, SMALL, SMALL))
+    bad = {
+        "k = \\[6, 7\\]": pd.concat([good, good.assign(k=7)]),
+        "one frame per model": pd.concat([good, good]),
+        "conditions unmasked, random": good[good.condition != "vrh"],
+        "conditions unmasked, vrh": good[~good.condition.isin(paper.FLIPS)],
+        "of flip_q.*paired difference": good.drop(columns=["change", "change_low"]),
+        "of flip_phi:": good.assign(change_high=good.change_high.where(good.condition != "flip_phi")),
+    }
+    for message, frame in bad.items():
+        with pytest.raises(ValueError, match=message):
+            paper.CHECKS[claim](frame)
+    with pytest.raises(ValueError, match="No change against vrh of flip_omega:"):
+        paper.CHECKS["query-axis"](good[good.condition != "flip_omega"])
+
+
+@pytest.mark.parametrize(
+    "summed, mean, word",
+    [
+        ((14.9, 4.0), (90, 90), "holds"),
+        ((15.0, 4.0), (90, 90), "holds partly"),
+        ((14.9, 4.1), (90, 90), "holds partly"),
+        ((60.0, 30.0), (14.9, 4.0), "holds partly"),
+        ((60.0, 30.0), (14.9, 4.1), "does not hold"),
+        ((60.0, 30.0), (20.0, 0.0), "does not hold"),
+    ],
+)
+def test_sparsity_is_judged_on_the_papers_formula_with_the_mean_beside(summed, mean, word, tmp_path, monkeypatch):
+    rows = [("mean", *mean), ("sum", *summed)]
+    shares = pd.DataFrame(rows, columns=["scoring", "above_1e-3", "above_5e-3"])
+    assert verdict("sparse", shares, tmp_path, monkeypatch) == word
+    ours = pd.read_csv(tmp_path / "figures" / "paper" / "claims.csv").ours[0]
+    assert ours.startswith(f"sum: {summed[0]:.1f} % above 1e-3, {summed[1]:.1f} %") and f"mean: {mean[0]:.1f} %" in ours
+    with pytest.raises(ValueError, match="sum is missing"):
+        paper.CHECKS["sparse"](shares[:1])

@@ -192,15 +192,45 @@ class HeadScores:
             raise ValueError(f"Cannot correlate scores on grids {self.grid} and {other.grid}.")
         return float(spearmanr(self.values.ravel(), other.values.ravel()).statistic)
 
+    @property
+    def _held(self) -> np.ndarray:
+        """Scores as shares of their total, float [layers, heads]; a negative score holds nothing."""
+        held = np.clip(self.values, 0, None)
+        if not held.any():
+            raise ValueError(
+                f"No head of {self.model} has a positive {self.scoring} score, so there is no total to share out. "
+                "Use a scoring whose scores are amounts of attention, such as output/sum/mean."
+            )
+        return held / held.sum()
+
     def share_holding(self, fraction: float) -> float:
-        """Smallest share of heads that together hold `fraction` of the total score."""
-        ordered = np.sort(self.values.ravel())[::-1]
+        """Smallest share of heads that together hold `fraction` of the total score.
+
+        Negative scores count as 0. Raises ValueError if no score is positive.
+        """
+        ordered = np.sort(self._held.ravel())[::-1]
         reached = np.searchsorted(np.cumsum(ordered), fraction * ordered.sum() * (1 - 1e-12)) + 1
         return min(1.0, reached / ordered.size)
 
+    def share_above(self, threshold: float) -> float:
+        """Fraction of all heads whose score is above `threshold` (not equal to it); as in Figure 5, but no percent."""
+        return float((self.values > threshold).mean())
+
+    def gini(self) -> float:
+        """Gini coefficient of the scores: 0 if all heads score alike, (n - 1) / n if one of n heads holds everything.
+
+        Half the mean absolute difference of two heads, over the mean score. Negative scores are clipped at 0; if none
+        is positive all are alike, and it is 0.
+        """
+        if self.values.max() <= 0:
+            return 0.0
+        ordered = np.sort(self._held.ravel())
+        n = ordered.size
+        return max(0.0, float((2 * np.arange(1, n + 1) - n - 1) @ ordered / n))
+
     def held_by(self, heads: HeadSet) -> float:
-        """Share of the total score that these heads hold."""
-        return float(self.values[heads.on(self.grid).mask()].sum() / self.values.sum())
+        """Share of the total score that these heads hold (negative scores count as 0)."""
+        return float(self._held[heads.on(self.grid).mask()].sum())
 
     def fewest(self, fraction: float, most: int) -> int:
         """How many top heads it takes to hold `fraction` of the total score; `most` if it takes more."""
@@ -215,22 +245,31 @@ class HeadScores:
         return store.write_atomic(path, json.dumps(value) + "\n")
 
 
-def load_heads(path: Path) -> HeadSet:
-    """Read a detected list. Raises FileNotFoundError or ValueError with the next step."""
-    return _load(path, HeadSet.from_json)
+def load_heads(path: Path, grid: tuple[int, int] | None = None) -> HeadSet:
+    """Read a detected list, of a model of `grid` (layers, heads per layer) if given.
+
+    Raises FileNotFoundError or ValueError with the next step.
+    """
+    return _load(path, HeadSet.from_json, grid)
 
 
-def _load(path: Path, make):
+def _load(path: Path, make, grid: tuple[int, int] | None):
     try:
-        return make(json.loads(Path(path).read_text()))
+        found = make(json.loads(Path(path).read_text()))
     except FileNotFoundError:
         raise FileNotFoundError(f"No heads at {path} yet. Run notebooks/01_detect.ipynb for that model.") from None
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a head list ({error!r}). Delete it and rerun 01_detect.") from error
+    if grid is not None and found.grid != tuple(grid):
+        raise ValueError(
+            f"{path} holds heads of a model of {found.grid[0]} layers x {found.grid[1]} heads, but this model has "
+            f"{grid[0]} x {grid[1]}. Run notebooks/01_detect.ipynb for this model, or read the file of the right one."
+        )
+    return found
 
 
-def load_scores(path: Path) -> HeadScores:
-    """Read the scores that stand beside a detected list."""
+def load_scores(path: Path, grid: tuple[int, int] | None = None) -> HeadScores:
+    """Read the scores that stand beside a detected list; arguments and errors as for `load_heads`."""
 
     def make(value: dict) -> HeadScores:
         runs = tuple(value.get("manifest", {}).get("runs", ()))
@@ -238,7 +277,7 @@ def load_scores(path: Path) -> HeadScores:
         HeadSet.from_json(value).on(scores.grid)
         return scores
 
-    return _load(path, make)
+    return _load(path, make, grid)
 
 
 def overlap_matrix(sets: Iterable[HeadSet]) -> np.ndarray:

@@ -9,6 +9,7 @@ heads are grey with a band, layer-matched random heads are blue and dashed, the 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +32,35 @@ from vrhlib.heads import HeadScores, HeadSet, overlap_matrix
 COLOUR = {
     "vrh": "#D55E00", "random": "#7F7F7F", "layer_matched": "#0072B2", "unmasked": "#000000",
     "one output token": "#CC79A7", "referent": "#009E73", "rows": "#0072B2", "eager": "#E69F00",
+    "flip_q": "#56B4E9", "flip_phi": "#CC79A7", "flip_omega": "#009E73", "q_union": "#E69F00",
+    "retrieval_heads": "#56B4E9", "qrhead": "#0072B2", "ocr_heads": "#009E73", "vera": "#E69F00",
+    "localization_heads": "#CC79A7", "sparsemm": "#8F8400",  # yellow, darkened for white paper
+    "ocr_heads_aligned": "#009E73",
+    "above_5e-3": "#D55E00", "between": "#F5C88A", "below": "#E4E4E4",
 }  # fmt: skip
-LABEL = {"vrh": "VRH", "random": "random heads", "layer_matched": "layer-matched random", "unmasked": "unmasked"}
-MARKER = {"vrh": "o", "random": "s", "layer_matched": "^", "one output token": "D", "rows": "o", "eager": "s"}
+LABEL = {
+    "vrh": "VRH", "random": "random heads", "layer_matched": "layer-matched random", "unmasked": "unmasked",
+    "flip_q": "other queries (expression)", "flip_phi": "other keys (argmax)",
+    "flip_omega": "other samples (frequency)", "q_union": "both queries",
+    "retrieval_heads": "Retrieval Heads", "qrhead": "QRHead", "ocr_heads": "OCR Heads", "vera": "VERA",
+    "localization_heads": "Localization Heads", "sparsemm": "SparseMM", "ocr_heads_aligned": "OCR Heads, aligned",
+    "gaze_heads": "Gaze Heads", "mmret_heads": "MMRetHead",
+    "above_5e-3": "> 5e-3", "between": "1e-3 to 5e-3", "below": "< 1e-3",
+    "sum": "sum over the referent's tokens", "mean": "mean over the referent's tokens",
+}  # fmt: skip
+MARKER = {
+    "vrh": "o", "random": "s", "layer_matched": "^", "one output token": "D", "rows": "o", "eager": "s",
+    "retrieval_heads": "^", "qrhead": "D", "ocr_heads": "v", "vera": "s", "localization_heads": "P", "sparsemm": "X",
+    "ocr_heads_aligned": "<",
+}  # fmt: skip
+DASH = {
+    "retrieval_heads": "--", "qrhead": ":", "ocr_heads": "-.", "vera": (0, (5, 1)),
+    "localization_heads": (0, (3, 1, 1, 1, 1, 1)), "sparsemm": (0, (1, 1)), "ocr_heads_aligned": (0, (4, 1, 1, 1)),
+}  # fmt: skip
+HATCH = {"flip_q": "//", "flip_phi": "\\\\", "flip_omega": "..", "q_union": "xx", "between": "///", "below": ".."}
+# Colour, marker and dash of whatever has no row above, in turn.
+_SPARE = [("#0072B2", "p", "-"), ("#E69F00", "d", "--"), ("#009E73", "<", "-."), ("#CC79A7", ">", ":"),
+          ("#56B4E9", "*", (0, (5, 1))), ("#8F8400", "h", (0, (3, 1, 1, 1)))]  # fmt: skip
 _STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "figure.dpi": 110, "pdf.fonttype": 42,
           "axes.titlesize": 9, "axes.titleweight": "bold", "legend.frameon": False}  # fmt: skip
 _NANO = "nano profile: a small embedded model on synthetic scenes; not the paper's numbers"
@@ -277,10 +304,10 @@ def published_heads(sets: Mapping[str, HeadSet]) -> Figure:
     return _drawing("published_heads", _draw_published_heads, frame)
 
 
-def _sets_of(frame: pd.DataFrame) -> dict[str, HeadSet]:
+def _sets_of(frame: pd.DataFrame, by: str = "model") -> dict[str, HeadSet]:
     return {
         name: HeadSet(tuple(zip(f["layer"], f["head"])), (f.layers.iloc[0], f.heads.iloc[0]), name)
-        for name, f in frame.groupby("model", sort=False)
+        for name, f in frame.groupby(by, sort=False)
     }
 
 
@@ -346,17 +373,22 @@ def _draw_accuracy_vs_k(sweep: pd.DataFrame) -> Canvas:
     return canvas
 
 
+def _handles(axes: np.ndarray) -> dict[str, object]:
+    """Legend entries of all panels, each label once."""
+    return {label: h for ax in axes.flat for h, label in zip(*ax.get_legend_handles_labels())}
+
+
 def _legend_above(canvas: Canvas, axes: np.ndarray) -> None:
     """One legend for all panels, above them: inside, it would lie on a curve."""
-    handles = {label: h for ax in axes.flat for h, label in zip(*ax.get_legend_handles_labels())}
+    handles = _handles(axes)
     width = canvas.get_figwidth()
     columns = 4 if width > 9 else 2 if width > 6.2 else 1  # a label is up to three inches long
     canvas.legend(handles.values(), handles.keys(), fontsize=7.5, loc="outside upper center", ncols=columns)
 
 
-def _line(ax, condition: str, rows: pd.DataFrame, base) -> None:
+def _line(ax, condition: str, rows: pd.DataFrame, base, **more) -> None:
     colour = COLOUR.get(condition, "#56B4E9")
-    style = {"color": colour, "marker": MARKER.get(condition, "v"), "ms": 4, "lw": 1.6}
+    style = {"color": colour, "marker": MARKER.get(condition, "v"), "ms": 4, "lw": 1.6} | more
     by_k = rows.groupby("k").accuracy
     x, mean = [0, *by_k.groups], [base.accuracy, *by_k.mean()]
     seeds = rows.seed.nunique()
@@ -369,9 +401,339 @@ def _line(ax, condition: str, rows: pd.DataFrame, base) -> None:
         rows = rows.sort_values("k")
         low, high = [base.low, *rows.low], [base.high, *rows.high]
         errors = [np.subtract(mean, low), np.subtract(high, mean)]
-        ax.errorbar(
-            x, mean, np.abs(errors), capsize=2, label=f"{LABEL.get(condition, condition)} (95 % interval)", **style
+        label = f"{LABEL.get(condition, condition)} (95 % interval)"
+        ax.errorbar(x, mean, np.abs(errors), capsize=2, elinewidth=1.6, label=label, **style)
+
+
+# ---------------------------------------------------------------- variants of the score and prior methods
+
+VARIANTS = ("random", "layer_matched", "vrh", "flip_q", "flip_phi", "flip_omega", "q_union")
+
+
+def _n(rows: pd.DataFrame) -> str:
+    low, high = rows.n.min(), rows.n.max()
+    if np.isnan(low):
+        return "n not given"
+    return f"n={low:.0f}" if low == high else f"n={low:.0f}–{high:.0f}"
+
+
+def _check_panels(table: pd.DataFrame) -> None:
+    """Raise ValueError unless every model of an accuracy table has one benchmark and an unmasked row."""
+    if table.empty:
+        raise ValueError("The table has no rows: run the ablations first.")
+    for model, own in table.groupby("model", sort=False):
+        if own.benchmark.nunique() > 1:
+            raise ValueError(f"{model} has {own.benchmark.nunique()} benchmarks in one panel: select one.")
+        if not (own.condition == "unmasked").any():
+            raise ValueError(f"{model} has no unmasked row: nothing to compare with. Add its unmasked accuracy.")
+
+
+def _point(rows: pd.DataFrame) -> tuple[float, float, float]:
+    """Accuracy and its ends: mean and range of several seeds, or the one value with its 95 % interval."""
+    mean = rows.accuracy.mean()
+    if rows.seed.nunique() > 1:
+        return mean, rows.accuracy.min(), rows.accuracy.max()
+    return mean, min(mean, rows.low.min()), max(mean, rows.high.max())
+
+
+def variants(table: pd.DataFrame) -> Figure:
+    """Figure 2: accuracy without the top heads of each variant of the score, one panel a model.
+
+    `table`: model, benchmark, condition (unmasked, random, vrh, flip_q, ...), k, seed, accuracy, low, high, n, and each
+    variant's change against vrh with its paired interval (change, change_low, change_high), in percentage points.
+    Raises ValueError unless each model has one k, one benchmark and an unmasked row, and every condition is known.
+    """
+    _check_panels(table)
+    cut = table[table.condition != "unmasked"]
+    if several := [model for model, own in cut.groupby("model", sort=False) if own.k.nunique() > 1]:
+        raise ValueError(f"Several k for {', '.join(several)}: select the rows of one k for each model.")
+    if unknown := set(cut.condition) - set(VARIANTS):
+        raise ValueError(f"No bar for {', '.join(sorted(unknown))}: conditions are unmasked, {', '.join(VARIANTS)}.")
+    return _drawing("variants", _draw_variants, table)
+
+
+def _draw_variants(table: pd.DataFrame) -> Canvas:
+    models = list(table.groupby("model", sort=False))
+    canvas, axes = _axes(max(3.3 * len(models) + 0.6, 5.4), 4.4, 1, len(models), sharey=True)
+    for (model, own), ax in zip(models, axes[0]):
+        base, cut = own[own.condition == "unmasked"].iloc[0], own[own.condition != "unmasked"]
+        present = [c for c in VARIANTS if (cut.condition == c).any()]
+        for x, condition in enumerate(present):
+            _variant_bar(ax, x, condition, cut[cut.condition == condition])
+        ax.axhline(base.accuracy, color=COLOUR["unmasked"], lw=1.1, ls="--", label="unmasked")
+        labels = [LABEL[c].replace(" (", "\n(") for c in present]
+        ax.set_xticks(range(len(present)), labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+        ax.set(ylim=(0, 112), xlim=(-0.6, len(present) - 0.4), yticks=range(0, 101, 20))
+        ax.set_title(f"{model} on {base.benchmark}\nk={cut.k.max():.0f}, unmasked {base.accuracy:.1f}, {_n(own)} each")
+    axes[0, 0].set_ylabel("Acc@IoU 0.5 (%)")
+    seeds = table[table.condition == "random"].groupby("model").seed.nunique().min()
+    words = f"Bars: 95 % intervals{f'; random heads: mean and range of {seeds} seeds' if seeds > 1 else ''}. "
+    words += "Numbers: change against VRH in points, *\u00a0where its 95 % interval (paired bootstrap) excludes 0. "
+    words += "Dashed: unmasked."
+    canvas.suptitle(textwrap.fill(words, round(15 * canvas.get_figwidth())), fontsize=8, color="#333333")
+    return canvas
+
+
+def _variant_bar(ax, x: int, condition: str, rows: pd.DataFrame) -> None:
+    mean, low, high = _point(rows)
+    ax.bar(x, mean, 0.72, color=COLOUR[condition], hatch=HATCH.get(condition), ec="white", lw=0)
+    ax.errorbar(x, mean, [[mean - low], [high - mean]], color="black", capsize=2.5, lw=1)
+    row = rows.iloc[0]
+    if condition in ("random", "layer_matched", "vrh") or pd.isna(row.change):
+        return
+    star = "*" if row.change_low > 0 or row.change_high < 0 else ""
+    words = f"{round(row.change, 1) + 0.0:+.1f}{star}".replace("-", "−")
+    behind = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.85}
+    ax.text(x, high + 2.5, words, ha="center", fontsize=8, bbox=behind)
+
+
+def _looks(names: Sequence[str]) -> dict[str, dict]:
+    """Colour, marker and dash for every name; `method@data` looks like its method, its marker filled differently from
+    the second kind of data on, and a name without a colour of its own takes the next spare one."""
+    spare, looks, times = itertools.cycle(_SPARE), {}, {}
+    for name in names:
+        base = name.partition("@")[0]
+        if base not in times:
+            own = (COLOUR[base], MARKER[base], DASH[base]) if base in DASH else next(spare)
+            times[base] = dict(zip(("color", "marker", "ls"), own)), itertools.cycle(("full", "none", "left", "bottom"))
+        look, fills = times[base]
+        looks[name] = look | {"fillstyle": next(fills)}
+    return looks
+
+
+def _method(name: str) -> str:
+    """A method's name in words; what follows @ is the data it was detected on."""
+    base, _, data = name.partition("@")
+    return LABEL.get(base, base) + (f" @ {data.replace('_', ' ')}" if data else "")
+
+
+def prior_methods(table: pd.DataFrame) -> Figure:
+    """Figure 3: accuracy against the number of ablated heads, for VRHs, the heads of prior methods and random heads.
+
+    `table` as `evaluate.accuracy_table` returns it; a condition beside unmasked, vrh and random is a method's name,
+    which may say its data (`retrieval_heads@needle`). Raises ValueError unless each model has one benchmark and an
+    unmasked row.
+    """
+    _check_panels(table)
+    return _drawing("prior_methods", _draw_prior_methods, table)
+
+
+def _draw_prior_methods(table: pd.DataFrame) -> Canvas:
+    models = list(table.groupby("model", sort=False))
+    rows, cols = (1, len(models)) if len(models) < 3 else (-(-len(models) // 2), 2)
+    canvas, axes = _axes(3.9 * cols + 2.9, 3.1 * rows + 0.5, rows, cols, sharey=True)
+    looks = _looks([c for c in dict.fromkeys(table.condition) if c not in ("unmasked", *_OURS)])
+    for (_, own), ax in zip(models, axes.flat):
+        _prior_panel(ax, own, looks)
+    for ax in axes.flat[len(models) :]:
+        ax.set_axis_off()
+    for ax in axes.flat[max(0, len(models) - cols) : len(models)]:
+        ax.set_xlabel("ablated heads k (square-root scale)")
+    canvas.supylabel("Acc@IoU 0.5 (%)", fontsize=9)
+    handles = dict(sorted(_handles(axes).items(), key=lambda entry: not entry[0].startswith(LABEL["vrh"])))
+    canvas.legend(handles.values(), handles, fontsize=8, loc="outside right upper", handlelength=3.6)
+    return canvas
+
+
+_OURS = {"random": {}, "layer_matched": {}, "vrh": {"lw": 2.6, "ms": 6, "zorder": 4}}
+
+
+def _prior_panel(ax, own: pd.DataFrame, looks: Mapping[str, dict]) -> None:
+    base, by = own[own.condition == "unmasked"].iloc[0], dict(list(own.groupby("condition")))
+    ax.axhline(base.accuracy, color=COLOUR["unmasked"], lw=0.9, ls=":", label="unmasked")
+    for condition, style in _OURS.items():
+        if condition in by:
+            _line(ax, condition, by[condition], base, **style)
+    for name, look in looks.items():
+        if name in by:
+            mean = by[name].groupby("k").accuracy.mean()
+            ax.plot([0, *mean.index], [base.accuracy, *mean], lw=1.4, ms=5, zorder=3, label=_method(name), **look)
+    ax.set_xscale("function", functions=(lambda k: np.sign(k) * np.sqrt(np.abs(k)), lambda r: r * np.abs(r)))
+    ax.set(ylim=(-3, 103), xlim=(-0.05, own.k.max() * 1.06), xticks=sorted(own.k.unique()))
+    ax.set_title(f"{own.model.iloc[0]} on {base.benchmark}\nunmasked {base.accuracy:.1f}, {_n(own)} a point")
+    ax.grid(axis="y", color="#eeeeee", lw=0.6)
+
+
+def method_overlap(tops: Mapping[str, HeadSet], model: str) -> Figure:
+    """Heads shared by the top-k lists of several methods on one model; a name may say its data (`vera@documents`).
+
+    Raises ValueError unless the lists have one length k > 0 and one grid.
+    """
+    if len({len(s) for s in tops.values()}) != 1 or not all(map(len, tops.values())):
+        lengths = ", ".join(f"{name} {len(s)}" for name, s in tops.items())
+        raise ValueError(f"Lists of one length are compared, not {lengths or 'none'}: cut all to one k > 0 (`top(k)`).")
+    if len({s.grid for s in tops.values()}) != 1:
+        grids = ", ".join(f"{name} {s.grid[0]} x {s.grid[1]}" for name, s in tops.items())
+        raise ValueError(f"Lists of one model share its grid, not {grids}: detect every list on {model}.")
+    frame = pd.DataFrame(
+        [(model, name, *s.grid, i + 1, *h) for name, s in tops.items() for i, h in enumerate(s)],
+        columns=["model", "method", "layers", "heads", "rank", "layer", "head"],
+    )
+    return _drawing("method_overlap", _draw_method_overlap, frame)
+
+
+def _draw_method_overlap(frame: pd.DataFrame) -> Canvas:
+    sets = _sets_of(frame, by="method")
+    matrix, names, k = overlap_matrix(sets.values()), [_method(name) for name in sets], frame["rank"].max()
+    total = int(frame.layers.iloc[0] * frame.heads.iloc[0])
+    side = 0.46 * len(names) + 2.4
+    canvas, axes = _axes(max(side, 4.6), max(side, 4.0))
+    ax = axes[0, 0]
+    ax.imshow(matrix, cmap="Blues", vmin=0, vmax=k * 1.25)
+    for (i, j), shared in np.ndenumerate(matrix):
+        ax.text(j, i, shared, ha="center", va="center", fontsize=9, color="white" if shared > 0.7 * k else "black")
+    ax.set_yticks(range(len(names)), names, fontsize=8)
+    ax.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+    ax.spines[:].set_visible(False)
+    canvas.suptitle(
+        f"{frame.model.iloc[0]}: heads shared by two methods' top {k}\n"
+        f"by chance {k * k / total:.1f} expected ({k} x {k} / {total} heads)",
+        fontsize=9, fontweight="bold",
+    )  # fmt: skip
+    return canvas
+
+
+# ---------------------------------------------------------------- sparsity
+
+FLOOR = 1e-6  # lowest score a logarithmic axis shows
+
+
+def sorted_scores(scores: Mapping[str, HeadScores], tops: Mapping[str, HeadSet]) -> Figure:
+    """Every head's score by rank (log axis), one panel a model: its top heads marked, and how few hold half the mass.
+
+    Scores below `FLOOR` are drawn there. Raises ValueError if a model has no top heads.
+    """
+    if missing := [model for model in scores if not len(tops.get(model, ()))]:
+        raise ValueError(f"No top heads for {', '.join(missing)}: pass the detected list of every model with scores.")
+    rows = []
+    for model, s in scores.items():
+        facts = model, s.scoring, s.n, round(s.share_holding(0.5), 6), round(s.gini(), 6)
+        top = set(tops[model].on(s.grid))
+        rows += [(*facts, i + 1, *h, float(f"{s.values[h]:.6g}"), h in top) for i, h in enumerate(s.ranked())]
+    columns = ["model", "scoring", "n", "half_share", "gini", "rank", "layer", "head", "score", "top"]
+    frame = pd.DataFrame(rows, columns=columns)
+    frame.attrs["runs"] = [run for s in scores.values() for run in s.runs]
+    return _drawing("sorted_scores", _draw_sorted_scores, frame)
+
+
+def _draw_sorted_scores(frame: pd.DataFrame) -> Canvas:
+    models = list(frame.groupby("model", sort=False))
+    canvas, axes = _axes(max(2.9 * len(models) + 0.9, 4.4), 3.9, 1, len(models), sharey=True)
+    for (model, own), ax in zip(models, axes[0]):
+        first, height = own.iloc[0], own.score.clip(lower=FLOOR)
+        ax.plot(own["rank"], height, color="#555555", lw=1.4, label="every head")
+        top = own.top.astype(bool)
+        ax.plot(own["rank"][top], height[top], "o", color=COLOUR["vrh"], ms=4, label="top heads")
+        ax.axvspan(0, first.half_share * len(own) + 0.5, color="#56B4E9", alpha=0.22, lw=0, label="hold half the mass")
+        for threshold in (1e-3, 5e-3):
+            ax.axhline(threshold, color="black", lw=0.8, ls=":")
+        ax.set(yscale="log", xlabel="rank of the head", xlim=(0, len(own) + 1))
+        ax.text(
+            0.97, 0.97, f"half of the mass: {100 * first.half_share:.1f} % of heads\nGini {first.gini:.2f}",
+            transform=ax.transAxes, ha="right", va="top", fontsize=8,
+        )  # fmt: skip
+        ax.set_title(f"{model}\n{first.scoring}, n={first.n}\ntop {top.sum()} of {len(own)} heads")
+    axes[0, 0].set(ylabel="head score", ylim=(FLOOR / 1.5, 10 * frame.score.max()))
+    for threshold, words in ((1e-3, "1e-3"), (5e-3, "5e-3")):
+        axes[0, -1].annotate(f" {words}", (1, threshold), xycoords=("axes fraction", "data"), va="center", fontsize=7.5)
+    _legend_above(canvas, axes)
+    if (frame.score < FLOOR).any():
+        axes[0, 0].set_ylabel(f"head score (below {FLOOR:.0e} drawn there)".replace("e-0", "e-"))
+    return canvas
+
+
+BANDS = ("above_5e-3", "between", "below")
+
+
+def _panels(keys: pd.Series) -> list[str]:
+    """The panels of a table in order; raises ValueError unless they are sum, mean or both."""
+    found = set(keys)
+    if not found or found - {"sum", "mean"}:
+        names = ", ".join(sorted(map(str, found))) or "nothing"
+        raise ValueError(f"Panels are sum and mean over the referent's tokens; the table has {names}.")
+    return [key for key in ("sum", "mean") if key in found]
+
+
+def sparsity(table: pd.DataFrame) -> Figure:
+    """Figure 5: share of heads with a score above 5e-3, between, and below 1e-3, a bar a model, sum beside mean.
+
+    `table`: model, scoring (sum or mean), source (whose numbers), above_5e-3, between, below (percent), n, heads.
+    Raises ValueError if the bands of a row do not sum to 100, or a scoring is another.
+    """
+    _panels(table.scoring)
+    off = table[(table[list(BANDS)].sum(axis=1) - 100).abs() > 0.5]
+    if len(off):
+        row = off.iloc[0]
+        raise ValueError(
+            f"The bands of {row.model} ({row.scoring}) sum to {row[list(BANDS)].sum():.1f}, not 100: "
+            "they are percent of all heads."
         )
+    return _drawing("sparsity", _draw_sparsity, table)
+
+
+def _draw_sparsity(table: pd.DataFrame) -> Canvas:
+    panels = _panels(table.scoring)
+    bars = list(dict.fromkeys(zip(table.model, table.source)))
+    canvas, axes = _axes(4.3 * len(panels) + 1.8, 0.52 * len(bars) + 2.0, 1, len(panels), sharey=True)
+    for key, ax in zip(panels, axes[0]):
+        own = table[table.scoring == key]
+        y = [bars.index(bar) for bar in zip(own.model, own.source)]
+        _stack(ax, y, own)
+        for x, top, dash, words in ((4, -1.3, ":", "0–4 % above 5e-3"), (15, -0.8, "--", "< 15 % above 1e-3")):
+            ax.vlines(x, top - 0.15, len(bars) - 0.5, color="black", lw=1.1, ls=dash)
+            ax.text(x + 0.8, top, f"paper: {words}", fontsize=7.5, va="center")
+        ax.set(xlim=(0, 100), ylim=(len(bars) - 0.5, -1.6), xlabel="share of heads (%)")
+        ax.tick_params(axis="y", length=0, labelsize=8)
+        ax.set_title(LABEL[key])
+    facts = [table[(table.model == m) & (table.source == s)] for m, s in bars]
+    axes[0, 0].set_yticks(
+        range(len(bars)), [f"{m} ({s})\n{_n(f)}, {f.heads.iloc[0]:.0f} heads" for (m, s), f in zip(bars, facts)]
+    )
+    _legend_above(canvas, axes)
+    return canvas
+
+
+def _stack(ax, y: Sequence[int], rows: pd.DataFrame) -> None:
+    left = np.zeros(len(rows))
+    behind = {"boxstyle": "square,pad=0.15", "fc": "white", "ec": "none", "alpha": 0.85}
+    for band in BANDS:
+        shares = rows[band].to_numpy()
+        style = {"color": COLOUR[band], "hatch": HATCH.get(band), "ec": "#777777", "lw": 0.5}
+        ax.barh(y, shares, 0.62, left=left, label=f"score {LABEL[band]}", **style)
+        for at, start, share in zip(y, left, shares):
+            if share >= 4:
+                ax.text(start + share / 2, at, f"{share:.0f}", ha="center", va="center", fontsize=7.5, bbox=behind)
+        left = left + shares
+
+
+def area_dependence(table: pd.DataFrame) -> Figure:
+    """Share of heads above 5e-3 against the size of the referent, a line a model, sum beside mean over its tokens.
+
+    `table`: model, keys (sum or mean), area (median percent of the picture that the referents of a bin cover), share
+    (percent of heads), low, high, n (samples of the bin). Raises ValueError if keys is another.
+    """
+    _panels(table["keys"])
+    return _drawing("area_dependence", _draw_area_dependence, table)
+
+
+def _draw_area_dependence(table: pd.DataFrame) -> Canvas:
+    panels, widest = _panels(table["keys"]), table.area.max()
+    canvas, axes = _axes(3.9 * len(panels) + 0.4, 3.9, 1, len(panels))
+    looks = _looks(list(dict.fromkeys(table.model)))
+    for key, ax in zip(panels, axes[0]):
+        own = table[table["keys"] == key]
+        for i, (model, look) in enumerate(looks.items()):
+            rows = own[own.model == model].sort_values("area")
+            x = rows.area + 0.012 * widest * (i - (len(looks) - 1) / 2)  # apart, or equal areas hide the intervals
+            errors = [(rows.share - rows.low).clip(lower=0), (rows.high - rows.share).clip(lower=0)]
+            ax.errorbar(x, rows.share, errors, label=model, ms=5, lw=1.5, elinewidth=0.8, capsize=2, **look)
+        ax.set(xlabel="picture covered by the referent\n(%, median of the bin; models drawn side by side)")
+        ax.set(xlim=(0, 1.08 * widest))
+        ax.set(ylim=(0, max(1.0, 1.08 * np.nanmax(own[["share", "high"]].to_numpy()))))
+        ax.set_title(f"{LABEL[key]}\n{_n(own)} a bin")
+    axes[0, 0].set_ylabel("heads with a score above 5e-3 (%)")
+    _legend_above(canvas, axes)
+    return canvas
 
 
 # ---------------------------------------------------------------- pictures with boxes and attention
@@ -575,18 +937,8 @@ def _draw_ablation_view(frame: pd.DataFrame) -> Canvas:
     canvas, axes = _axes(10.5, 3.3, 1, 3, width_ratios=[3, 2, 3])
     grid, bars, picture = axes[0]
     heads = frame[frame.fact == "head"]
-    grid.imshow(
-        heads.pivot(index="layer", columns="head", values="score"),
-        cmap="cividis",
-        aspect="auto",
-        origin="lower",
-        vmin=0,
-    )
-    cut = heads[heads["rank"] > 0]
-    for row in cut.itertuples():
-        grid.add_patch(Rectangle((row.head - 0.5, row.layer - 0.5), 1, 1, fill=False, ec=COLOUR["vrh"], lw=1.8))
-    grid.set(xlabel="head", ylabel="layer")
-    grid.set_title(f"{heads.model.iloc[0]}: {len(cut)} of {len(heads)} heads cut")
+    _outlined_map(grid, heads)
+    grid.set_title(f"{heads.model.iloc[0]}: {(heads['rank'] > 0).sum()} of {len(heads)} heads cut")
     accuracy = frame[frame.fact == "accuracy"]
     bars.barh(range(len(accuracy)), accuracy.value, color=[COLOUR.get(c, "#56B4E9") for c in accuracy.text])
     bars.set(yticks=range(len(accuracy)), yticklabels=[LABEL.get(c, c) for c in accuracy.text], xlim=(0, 100))
@@ -599,6 +951,80 @@ def _draw_ablation_view(frame: pd.DataFrame) -> Canvas:
     picture.set_title("\n".join(textwrap.wrap(facts.panel.iloc[0], 36)))
     picture.legend(loc="upper left", bbox_to_anchor=(0, -0.02), fontsize=7, ncols=2)
     return canvas
+
+
+def _outlined_map(ax, heads: pd.DataFrame) -> None:
+    """Scores [layers, heads], brighter for higher; the ranked heads outlined."""
+    values = heads.pivot(index="layer", columns="head", values="score")
+    ax.imshow(values, cmap="cividis", aspect="auto", origin="lower", vmin=0)
+    for row in heads[heads["rank"] > 0].itertuples():
+        ax.add_patch(Rectangle((row.head - 0.5, row.layer - 0.5), 1, 1, fill=False, ec=COLOUR["vrh"], lw=1.8))
+    ax.set(xlabel="head", ylabel="layer")
+
+
+def design_view(
+    scores: HeadScores,
+    k: int,
+    name: str,
+    formula: str,
+    accuracies: Mapping[str, tuple[float, float, float] | None],
+) -> Figure:
+    """One point of the design space: its head map, and the accuracy its top k heads leave.
+
+    `name` the method it is ("" for none); `formula` plain text; `accuracies` (percent, low, high) by condition, in
+    order (unmasked, this scoring, random), None where nothing was measured.
+    """
+    frame = head_map(scores, scores.top(k)).frame.assign(fact="head")
+    rows = [{"fact": "name", "text": name or "no named method"}, {"fact": "formula", "text": formula}]
+    for condition, measured in accuracies.items():
+        value, low, high = measured or (np.nan,) * 3
+        rows.append({"fact": "accuracy", "text": condition, "value": value, "low": low, "high": high})
+    frame = pd.concat([frame, pd.DataFrame(rows)], ignore_index=True)
+    frame.attrs["runs"] = list(scores.runs)
+    return _drawing("design_view", _draw_design_view, frame)
+
+
+def _draw_design_view(frame: pd.DataFrame) -> Canvas:
+    heads, accuracy = frame[frame.fact == "head"], frame[frame.fact == "accuracy"]
+    name, formula = (str(frame.loc[frame.fact == fact, "text"].iloc[0]) for fact in ("name", "formula"))
+    lines = [line for part in formula.splitlines() for line in textwrap.wrap(part, 105)]
+    first, cut = heads.iloc[0], (heads["rank"] > 0).sum()
+    canvas = Canvas(figsize=(8.6, 3.9 + 0.17 * len(lines)), layout="constrained")
+    layout = {"height_ratios": [0.17 * max(1, len(lines)), 3.4], "width_ratios": [3, 2]}
+    axes = canvas.subplot_mosaic([["words", "words"], ["map", "bars"]], gridspec_kw=layout)
+    canvas.suptitle(name, fontsize=11, fontweight="bold")
+    axes["words"].set_axis_off()
+    axes["words"].text(0.5, 0.5, "\n".join(lines), ha="center", va="center", fontsize=8, parse_math=False)
+    _outlined_map(axes["map"], heads)
+    axes["map"].set_title(f"{first.model}: top {cut} of {len(heads)} heads, n={first.n:.0f}")
+    bars = axes["bars"]
+    for y, row in enumerate(accuracy.itertuples()):
+        _accuracy_bar(bars, y, row)
+    bars.set_yticks(range(len(accuracy)), [LABEL.get(c, c) for c in accuracy.text])
+    bars.set(xlim=(0, 118), xticks=range(0, 101, 20), ylim=(len(accuracy) - 0.4, -0.6), xlabel="Acc@IoU 0.5 (%)")
+    bars.set_title(f"accuracy, {cut} heads cut, 95 % intervals")
+    return canvas
+
+
+def refused(reason: str) -> Figure:
+    """The reason why there is nothing to draw, in the place of a picture."""
+    return _drawing("refused", _draw_refused, pd.DataFrame({"text": [reason]}))
+
+
+def _draw_refused(frame: pd.DataFrame) -> Canvas:
+    canvas = Canvas(figsize=(8.6, 1.6), layout="constrained")
+    words = "\n".join(textwrap.wrap(str(frame.text.iloc[0]), 100))
+    canvas.text(0.5, 0.5, words, ha="center", va="center", fontsize=9, color="#555555", parse_math=False)
+    return canvas
+
+
+def _accuracy_bar(ax, y: int, row) -> None:
+    if np.isnan(row.value):
+        ax.text(2, y, "not measured", va="center", fontsize=8, style="italic", color="#555555")
+        return
+    ax.barh(y, row.value, 0.6, color=COLOUR.get(row.text, COLOUR["vrh"]), alpha=0.85)
+    ax.errorbar(row.value, y, xerr=[[row.value - row.low], [row.high - row.value]], color="black", capsize=3, lw=1)
+    ax.text(row.high + 2, y, f"{row.value:.1f}", va="center", fontsize=8)
 
 
 # ---------------------------------------------------------------- stability and cost
@@ -699,10 +1125,18 @@ _DRAW: dict[str, Callable[[pd.DataFrame], Canvas]] = {
     "ablation_by_model": _draw_ablation_by_model,
     "published_heads": _draw_published_heads,
     "accuracy_vs_k": _draw_accuracy_vs_k,
+    "variants": _draw_variants,
+    "prior_methods": _draw_prior_methods,
+    "method_overlap": _draw_method_overlap,
+    "sorted_scores": _draw_sorted_scores,
+    "sparsity": _draw_sparsity,
+    "area_dependence": _draw_area_dependence,
     "example": _draw_example,
     "attention_maps": _draw_attention_maps,
     "before_after": _draw_before_after,
     "ablation_view": _draw_ablation_view,
+    "design_view": _draw_design_view,
+    "refused": _draw_refused,
     "one_token": _draw_one_token,
     "few_samples": _draw_few_samples,
     "cost": _draw_cost,

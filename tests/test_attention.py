@@ -6,6 +6,7 @@ share no code with what they check.
 
 import contextlib
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -16,8 +17,19 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from tests import tiny
 from tests.conftest import trace
-from vrhlib.attention import KERNEL, Ablation, ablate, capture, generate, head_means, with_replies
+from vrhlib.attention import (
+    KERNEL,
+    Ablation,
+    Branch,
+    ablate,
+    capture,
+    generate,
+    head_means,
+    with_branches,
+    with_replies,
+)
 from vrhlib.heads import Head, HeadSet
+from vrhlib.samples import Sample
 from vrhlib.wiring import load_vlm
 
 pytestmark = pytest.mark.usefixtures("root")
@@ -743,3 +755,135 @@ def test_what_an_ablation_does_is_all_in_its_description(vlm):
     described = [a.describe() for a in different]
     assert all(described[i] != described[j] for i in range(8) for j in range(i))
     assert Ablation(SOME, "mean", means=means.clone()).describe() == described[4]
+
+
+# ---------------------------------------------------------------- several continuations in one pass
+
+
+def alone(vlm, batch, b: int, start: int, ids) -> dict:
+    """Inputs of an ordinary pass over one row's prompt up to column `start`, without padding, and then `ids`."""
+    tensors, length = vlm.prepare([batch.samples[b]]).tensors, start - padding(batch)[b]
+    more = {"input_ids": list(ids), "attention_mask": [1] * len(ids), "mm_token_type_ids": [0] * len(ids)}
+    return {
+        k: torch.cat([v[:, :length], torch.tensor([more[k]], dtype=v.dtype)], 1) if k in more else v
+        for k, v in tensors.items()
+    }
+
+
+def padding(batch) -> list[int]:
+    return (batch.tensors["attention_mask"] == 0).sum(1).tolist()
+
+
+@torch.no_grad()
+def states(vlm, inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output of every layer [layers, B, T, hidden], and logits [B, T, vocabulary]."""
+    seen = []
+    handles = [m.register_forward_hook(lambda m, a, out: seen.append(out)) for m in vlm.layers]
+    try:
+        found = vlm.model(**inputs).logits
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.stack(seen), found
+
+
+def null_branch(vlm, batch, b: int) -> tuple[Branch, dict]:
+    """The prompt's other ending, N/A for the expression, from the token where the two part; and the null prompt."""
+    sample = batch.samples[b]
+    null = vlm.prepare([dataclasses.replace(sample, text="N/A")]).tensors
+    mine, other = vlm.prepare([sample]).tensors["input_ids"][0].tolist(), null["input_ids"][0].tolist()
+    parted = next(i for i, (x, y) in enumerate(zip(mine, other)) if x != y)
+    return Branch(parted + padding(batch)[b], other[parted:]), null
+
+
+def several_branches(vlm, batch) -> list[list[Branch]]:
+    """A reply, another one (none for the first row), a null question, and an empty branch in between."""
+    S = batch.length
+    others = [[], [60, 61, 62, 63], [64]]
+    return [
+        [Branch(S, REPLIES[b]), Branch(S, []), null_branch(vlm, batch, b)[0], Branch(S, others[b])] for b in range(3)
+    ]
+
+
+def test_every_branch_is_what_a_pass_over_prompt_and_branch_alone_gives(vlm, batch):
+    branches = several_branches(vlm, batch)
+    inputs, columns = with_branches(vlm, batch, branches)
+    layers, scores = states(vlm, inputs)
+    assert len(set(padding(batch))) == 3 and len({len(g) for g in batch.grids}) > 1
+    for b, own in enumerate(branches):
+        pad = padding(batch)[b]
+        for branch, at in zip(own, columns[b]):
+            assert inputs["input_ids"][b, at].tolist() == list(branch.ids)
+            want, logits_alone = states(vlm, alone(vlm, batch, b, branch.start, branch.ids))
+            place = [*range(pad, branch.start), *at]
+            torch.testing.assert_close(layers[:, b, place], want[:, 0], atol=2e-5, rtol=1e-4)
+            torch.testing.assert_close(scores[b, place], logits_alone[0], atol=1e-4, rtol=0)
+
+
+def test_captured_rows_of_every_branch_are_eager_attention_of_that_branch_alone(vlm, batch):
+    branches = several_branches(vlm, batch)
+    inputs, columns = with_branches(vlm, batch, branches)
+    every = [np.concatenate([[batch.length - 1], *columns[b]]).astype(int) for b in range(3)]
+    rows = torch.tensor([[*r, *[-1] * (max(map(len, every)) - len(r))] for r in every])
+    got = captured(vlm, inputs, rows)
+    for b, own in enumerate(branches):
+        for branch, at in zip(own, columns[b]):
+            want = eager_rows(vlm, alone(vlm, batch, b, branch.start, branch.ids))[0]
+            place = np.array([*range(padding(batch)[b], branch.start), *at])
+            hidden = np.setdiff1d(np.arange(got.shape[-1]), place)
+            for i, column in enumerate(at):
+                row = got[b, :, :, every[b].tolist().index(column)]
+                torch.testing.assert_close(row[..., place], want[:, :, len(place) - len(at) + i], atol=1e-5, rtol=0)
+                assert not row[..., hidden].any()
+
+
+def test_the_null_question_as_a_branch_is_the_null_prompt_alone(vlm, batch):
+    made = [null_branch(vlm, batch, b) for b in range(3)]
+    inputs, columns = with_branches(vlm, batch, [[Branch(batch.length, REPLIES[b]), made[b][0]] for b in range(3)])
+    layers, scores = states(vlm, inputs)
+    for b, (branch, null) in enumerate(made):
+        assert branch.start < batch.length  # the two prompts part before the end of either
+        want, logits_alone = states(vlm, null)
+        place = [*range(padding(batch)[b], branch.start), *columns[b][1]]
+        torch.testing.assert_close(layers[:, b, place], want[:, 0], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(scores[b, place], logits_alone[0], atol=1e-4, rtol=0)
+
+
+def test_branches_do_not_see_each_other(vlm, batch):
+    branches = several_branches(vlm, batch)
+    inputs, columns = with_branches(vlm, batch, branches)
+    layers, scores = states(vlm, inputs)
+    for changed in range(len(branches[1])):
+        other = [[Branch(x.start, [i + 1 for i in x.ids]) if n == changed else x for n, x in enumerate(own)]
+                 for own in branches]  # fmt: skip
+        again, same = with_branches(vlm, batch, other)
+        layers_now, scores_now = states(vlm, again)
+        for b, own in enumerate(columns):
+            assert all((x == y).all() for x, y in zip(own, same[b]))
+            for n, at in enumerate(own):
+                moved = not torch.equal(scores[b, at], scores_now[b, at])
+                assert moved == (n == changed and len(at) > 0), (b, n, changed)
+            prompt = slice(padding(batch)[b], batch.length)
+            assert torch.equal(layers[:, b, prompt], layers_now[:, b, prompt])
+
+
+def test_all_branches_empty_is_the_prompt_alone(vlm, batch):
+    inputs, columns = with_branches(vlm, batch, [[Branch(batch.length, [])], [], [Branch(5, [])]])
+    assert [[len(c) for c in own] for own in columns] == [[0], [], [0]]
+    visible = batch.tensors["attention_mask"].bool()
+    got, want = logits(vlm, inputs)[:, : batch.length], logits(vlm, batch.tensors)
+    torch.testing.assert_close(got[visible], want[visible], atol=1e-4, rtol=0)
+
+
+def test_branches_of_texts_need_no_picture(vlm):
+    facts = ["The number is 12345, they say.", "It is 7."]
+    texts = [Sample(str(i), None, f, "What is it?", answer="7", task="answer", context=f) for i, f in enumerate(facts)]
+    batch = vlm.prepare(texts)
+    branches = [[Branch(batch.length, [70, 71]), null_branch(vlm, batch, b)[0]] for b in range(2)]
+    inputs, columns = with_branches(vlm, batch, branches)
+    scores = logits(vlm, inputs)
+    for b, own in enumerate(branches):
+        for branch, at in zip(own, columns[b]):
+            want = logits(vlm, alone(vlm, batch, b, branch.start, branch.ids))[0]
+            place = [*range(padding(batch)[b], branch.start), *at]
+            torch.testing.assert_close(scores[b, place], want, atol=1e-4, rtol=0)

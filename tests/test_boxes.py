@@ -18,6 +18,7 @@ from vrhlib.boxes import (
     decode_mask,
     encode_mask,
     from_frame,
+    number_spans,
     read_box,
     read_points,
     to_frame,
@@ -663,3 +664,128 @@ def test_tiles_and_thumbnail_are_told_apart():
     assert all(single.part(name).all() for name in ("both", "tiles", "thumbnail"))
     with pytest.raises(ValueError, match="choose one of both, tiles, thumbnail"):
         grid.part("all")
+
+
+# ---------------------------------------------------------------- how much of a token is in the box
+
+RULES = [("any", 0.0), ("centre", 0.0), ("overlap", 0.3), ("overlap", 1.0), ("box_share", 0.001), ("box_share", 0.4),
+         ("soft", 0.0)]  # fmt: skip
+
+
+def by_fractions(cells, box, rule, t) -> tuple[list, list]:
+    """Weights from exact fractions, one cell at a time, and which cells hold most of the box."""
+    x0, y0, x1, y1 = map(Fraction, box)
+    shared = [max(0, min(c[2], x1) - max(c[0], x0)) * max(0, min(c[3], y1) - max(c[1], y0)) for c in cells]
+    area = [(c[2] - c[0]) * (c[3] - c[1]) for c in cells]
+    centre = [((c[0] + c[2]) / 2, (c[1] + c[3]) / 2) for c in cells]
+    found = {
+        "any": [s > 0 for s in shared],
+        "centre": [x0 <= x < x1 and y0 <= y < y1 for x, y in centre],
+        "overlap": [s > 0 and s >= Fraction(t) * a for s, a in zip(shared, area)],
+        "box_share": [s > 0 and s >= Fraction(t) * (x1 - x0) * (y1 - y0) for s in shared],
+        "soft": [s / a for s, a in zip(shared, area)],
+    }[rule]
+    return [float(f) for f in found], [s == max(shared) for s in shared]
+
+
+@pytest.mark.parametrize("rule, t", RULES)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(grids(), st.data())
+def test_weights_are_those_of_exact_fractions(rule, t, drawn, data):
+    grid, image, cells = drawn
+    box = data.draw(integer_boxes(*image))
+    got, (want, most) = grid.weights(box, rule, t), by_fractions(cells, box, rule, t)
+    if any(want):
+        np.testing.assert_allclose(got, want, atol=1e-9)
+    else:  # one of those that hold most, if several hold the same
+        assert set(got) <= {0, 1} and got.any() and not (got > most).any()
+
+
+floating = st.tuples(*[st.floats(0, 1)] * 4).filter(lambda b: b[0] != b[2] and b[1] != b[3])
+
+
+@many
+@given(grids(), floating, st.sampled_from(RULES), st.sampled_from(["both", "tiles", "thumbnail"]))
+def test_no_rule_leaves_a_box_without_tokens_or_takes_more_than_any_overlap(drawn, corners, rule, part):
+    grid, (width, height), _ = drawn
+    (x0, x1), (y0, y1) = sorted(corners[::2]), sorted(corners[1::2])
+    box = Box(x0 * width, y0 * height, x1 * width, y1 * height)
+    if box.x0 >= width or box.y0 >= height:
+        return
+    every, found = grid.weights(box, "any", part=part), grid.weights(box, *rule, part)
+    assert set(np.unique(every)) <= {0, 1} and ((0 <= found) & (found <= 1 + 1e-12)).all()
+    assert found.any() and not (found > 0)[every == 0].any() and not (found > 0)[~grid.part(part)].any()
+
+
+@many
+@given(st.integers(1, 9), st.integers(1, 9), st.tuples(st.integers(1, 300), st.integers(1, 300)), st.data())
+def test_soft_weights_add_up_to_the_area_of_the_box_inside_the_picture(rows, cols, image, data):
+    grid, corner = TokenGrid.regular(rows, cols, image), st.floats(-50, 350)
+    x0, y0 = data.draw(st.floats(-50, image[0] - 0.5)), data.draw(st.floats(-50, image[1] - 0.5))
+    box = Box(x0, y0, max(x0, 0) + 0.25 + abs(data.draw(corner)), max(y0, 0) + 0.25 + abs(data.draw(corner)))
+    inside = Box(max(box.x0, 0), max(box.y0, 0), min(box.x1, image[0]), min(box.y1, image[1]))
+    cell = image[0] / cols * image[1] / rows
+    assert grid.weights(box, "soft").sum() * cell == pytest.approx(inside.area, rel=1e-9)
+
+
+@many
+@given(st.integers(1, 9), st.integers(1, 9), st.data(), st.tuples(*[st.floats(0.01, 1)] * 2).map(sorted))
+def test_a_higher_overlap_takes_fewer_tokens(rows, cols, data, ts):
+    image = 90, 60
+    grid, box = TokenGrid.regular(rows, cols, image), data.draw(integer_boxes(*image))
+    low, high = (grid.weights(box, "overlap", t) for t in ts)
+    assert (high <= low).all() and high.any()
+
+
+def test_each_rule_on_a_box_drawn_by_hand():
+    grid = TokenGrid.regular(1, 4, (40, 10))
+    box = Box(4, 0, 22, 10)  # 6 of the first cell, all of the second, 2 of the third
+    assert grid.weights(box, "any").tolist() == [1, 1, 1, 0]
+    assert grid.weights(box, "centre").tolist() == [1, 1, 0, 0]
+    assert grid.weights(box, "overlap", 0.6).tolist() == [1, 1, 0, 0]
+    assert grid.weights(box, "overlap", 0.61).tolist() == [0, 1, 0, 0]
+    assert grid.weights(box, "box_share", 0.2).tolist() == [1, 1, 0, 0]
+    assert grid.weights(box, "soft").tolist() == [0.6, 1, 0.2, 0]
+    tiny = Box(19, 4, 19.5, 5)
+    for rule, t in RULES:
+        assert np.flatnonzero(grid.weights(tiny, rule, t)).tolist() == [1]
+    assert grid.weights(Box(15, 5, 15, 5), "soft").tolist() == [0, 1, 0, 0], "a box without area"
+
+
+def test_weights_of_tiles_or_thumbnail_alone():
+    grid = TokenGrid.tiled(1, 2, 1, (40, 20))
+    box = Box(0, 0, 10, 20)
+    assert grid.weights(box, "soft").tolist() == [0.5, 0, 0.25]
+    assert grid.weights(box, "soft", part="tiles").tolist() == [0.5, 0, 0]
+    assert grid.weights(box, "soft", part="thumbnail").tolist() == [0, 0, 0.25]
+    assert grid.weights(box, "overlap", 0.9, "thumbnail").tolist() == [0, 0, 1], "the cell that holds most of it"
+    with pytest.raises(ValueError, match="outside the image"):
+        grid.weights(Box(50, 0, 60, 20), "soft")
+
+
+# ---------------------------------------------------------------- where a reply spells its box
+
+
+@pytest.mark.parametrize("style, text, expected", [r[1:] for r in REPLIES], ids=[r[0] for r in REPLIES])
+def test_number_spans_are_the_numbers_that_are_read(style, text, expected):
+    numbers = [float(text[a:b]) for a, b in number_spans(text, style)]
+    if isinstance(expected, tuple):
+        assert tuple(numbers) == expected
+    assert (numbers == []) == (expected == "no box" or text == "[[the dog]]")
+
+
+def test_number_spans_leave_out_the_key_the_label_and_later_boxes():
+    text = '3 dogs: [{"label": "dog 1 of 2", "bbox_2d": [10, 2.5, -30, 4e2]}, {"bbox_2d": [5, 6, 7, 8]}]'
+    assert [text[a:b] for a, b in number_spans(text, JSON)] == ["10", "2.5", "-30", "4e2"]
+    text = "see [1, 2, 3, 4] or [[5, 6, 7, 8]]"
+    assert [text[a:b] for a, b in number_spans(text, TAG)] == ["5", "6", "7", "8"]
+
+
+@many
+@given(replies, st.sampled_from([JSON, TAG]))
+def test_number_spans_never_fail_and_spell_the_box_that_is_read(text, style):
+    spans, reply = number_spans(text, style), read_box(text, style, "resized", (10, 10), (10, 10))
+    assert all(0 <= a < b <= len(text) for a, b in spans)
+    assert [b for _, b in spans[:-1]] <= [a for a, _ in spans[1:]]
+    if reply.box is not None:
+        assert tuple(float(text[a:b]) for a, b in spans) == pytest.approx(tuple(reply.box))

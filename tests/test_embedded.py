@@ -14,6 +14,7 @@ from vrhlib.boxes import Box
 from vrhlib.evaluate import UNMASKED, Condition
 from vrhlib.nano.models import KINDS
 from vrhlib.nano.quality import ANSWERING, GROUNDING, constant_guess
+from vrhlib.outcomes import UNREADABLE
 from vrhlib.profiles import MODELS, profile
 from vrhlib.wiring import load_vlm
 
@@ -189,7 +190,7 @@ def test_cutting_the_top_heads_halves_accuracy_and_random_heads_do_not(name, loa
     conditions = {UNMASKED: None, Condition("vrh", k): Ablation(scores.top(k))}
     conditions |= {Condition("random", k, s): Ablation(scores.controls(k, s)) for s in range(5)}
     answers = evaluate.replies(vlm, grounding("scenes", "test", 64, seed=1), conditions, 16)
-    table = evaluate.accuracy_table(answers).groupby("condition")[["accuracy", *evaluate.UNREADABLE[:3]]].mean()
+    table = evaluate.accuracy_table(answers).groupby("condition")[["accuracy", *UNREADABLE[:3]]].mean()
     assert table.accuracy["vrh"] <= table.accuracy["unmasked"] / 2
     assert table.accuracy["random"] >= table.accuracy["unmasked"] - 15  # 10 on average over many; room for n = 64
 

@@ -13,7 +13,6 @@ from vrhlib import evaluate
 from vrhlib.attention import Ablation, generate
 from vrhlib.boxes import Box
 from vrhlib.evaluate import (
-    OUTCOMES,
     UNMASKED,
     Condition,
     ablation_sweep,
@@ -23,7 +22,9 @@ from vrhlib.evaluate import (
     two_questions,
 )
 from vrhlib.heads import Head, HeadSet
+from vrhlib.outcomes import OUTCOMES
 from vrhlib.samples import Lost, Sample, Samples
+from vrhlib.stats import paired_difference
 
 pytestmark = pytest.mark.usefixtures("root")
 GRID = (3, 8)
@@ -415,6 +416,130 @@ def test_frames_together_keep_the_runs_behind_all_of_them():
     assert (
         whole.a.tolist() == [0, 1, 2] and whole.attrs["runs"] == ["x", "y", "z"] and whole.index.tolist() == [0, 1, 2]
     )
+
+
+# ---------------------------------------------------------------- against another condition on the same samples
+
+
+def told(condition: str, right: set[int], k: int = 3, seed: int | None = None, order=range(10), **about) -> list[dict]:
+    """Replies to ten samples, listed in an order; those of the numbers in `right` are correct."""
+    facts = {"model": "m", "benchmark": "b", "condition": condition, "k": k, "seed": seed, "task": "locate", "lost": 0}
+    return [
+        facts | {"id": f"s{i}", "outcome": "correct" if i in right else "wrong box", "inside": np.nan} | about
+        for i in order
+    ]
+
+
+def answers_of(*parts: list[dict]) -> pd.DataFrame:
+    frame = pd.DataFrame([row for part in parts for row in part]).astype({"seed": "Int64"})
+    frame.attrs["runs"] = ["one", "two"]
+    return frame
+
+
+UNCUT = told("unmasked", set(range(9)), k=0)
+
+
+def test_changes_are_paired_by_id_in_whatever_order_the_replies_stand():
+    right = {0, 1, 2, 3, 4}
+    turned, mixed = range(9, -1, -1), (3, 9, 0, 5, 7, 1, 8, 2, 6, 4)
+    frame = answers_of(
+        UNCUT, told("vrh", right, order=mixed), told("same", right, order=turned), told("two less", {0, 1, 2})
+    )
+    found = evaluate.against(frame).set_index("condition")
+    assert found.loc["same", ["change", "change_low", "change_high"]].tolist() == [0, 0, 0], "every pair is alike"
+    assert found.change["two less"] == pytest.approx(-20)
+    want = paired_difference([i in {0, 1, 2} for i in range(10)], [i in right for i in range(10)])
+    low, high = found.loc["two less", ["change_low", "change_high"]]
+    # Two of ten pairs differ, none upwards. Paired by position, one would be -100 and others +100.
+    assert -70 < low < -20 < high <= 0 and abs(low - want.low) <= 10
+    assert found.loc["vrh", ["change", "change_low", "change_high"]].tolist() == [0, 0, 0], "against itself"
+    assert found.loc["unmasked", ["change", "change_low", "change_high"]].isna().all()
+
+
+def test_a_table_with_changes_is_the_accuracy_table_with_three_more_columns():
+    controls = [told("random", set(range(s + 4)), seed=s) for s in (0, 3)]
+    frame = answers_of(UNCUT, told("vrh", {0, 1}), *controls)
+    found, plain = evaluate.against(frame), evaluate.accuracy_table(frame)
+    pd.testing.assert_frame_equal(found[plain.columns], plain)
+    assert list(found.columns) == [*plain.columns, "change", "change_low", "change_high"]
+    assert found.attrs["runs"] == ["one", "two"]
+    by_seed = found[found.condition == "random"].set_index("seed")
+    assert by_seed.change.to_dict() == {0: pytest.approx(20), 3: pytest.approx(50)}, "every seed has its own row"
+
+
+def test_the_reference_is_that_of_the_same_model_benchmark_and_k():
+    parts = [UNCUT]
+    references = {("m", "b", 3): 1, ("m", "b", 5): 4, ("n", "b", 3): 6, ("m", "c", 3): 8}
+    for (model, benchmark, k), right in references.items():
+        about = {"model": model, "benchmark": benchmark}
+        parts += [told("other", {0, 1, 2}, k, **about), told("vrh", set(range(right)), k, **about)]
+    found = evaluate.against(answers_of(*parts))
+    other = found[found.condition == "other"].set_index(["model", "benchmark", "k"])
+    for at, right in references.items():
+        assert other.change[at] == pytest.approx(10 * (3 - right)), at
+
+
+def test_another_condition_can_be_the_reference():
+    found = evaluate.against(answers_of(UNCUT, told("vrh", {0}), told("other", {0, 1, 2})), reference="other")
+    assert found.set_index("condition").change["vrh"] == pytest.approx(-20)
+
+
+def test_a_reference_that_is_missing_at_some_k_is_an_error_that_says_where():
+    frame = answers_of(UNCUT, told("vrh", {0}), told("other", {0}), told("other", {0}, k=5))
+    with pytest.raises(ValueError, match="m, k=5: no 'vrh' to compare with; sweep it at the same k"):
+        evaluate.against(frame)
+    assert len(evaluate.against(frame[frame.k != 5])) == 3
+
+
+def changes(rows: dict[str, tuple[float, float, float]], model: str = "m", k: int = 3) -> pd.DataFrame:
+    frame = pd.DataFrame([(name, *row) for name, row in rows.items()],
+                         columns=["condition", "change", "change_low", "change_high"])  # fmt: skip
+    return frame.assign(model=model, k=k)
+
+
+def test_conditions_are_told_apart_by_whether_the_interval_holds_zero():
+    nothing = (np.nan,) * 3
+    table = pd.concat([
+        changes({"unmasked": nothing}, k=0),
+        changes({"vrh": (0, 0, 0), "random": (50, 40, 60), "layer_matched": (50, 40, 60), "worse": (-20, -30.04, -10),
+                 "worst": (-40, -50, -0.1), "better": (20.25, 0.5, 30), "up to zero": (-5, -10, 0),
+                 "from zero": (5, 0, 10), "unclear": (1, -3, 5), "equal": (0, 0, 0), "wavers": (0, -5, 5)}),
+        changes({"vrh": (0, 0, 0), "worse": (0, 0, 0)}, k=5),
+        changes({"vrh": (0, 0, 0), "other": (7, 5, 9)}, model="n"),
+    ])  # fmt: skip
+    found = evaluate.told_apart(table)
+    assert list(found.columns) == ["model", "k", "lower", "higher", "alike", "same"]
+    assert list(zip(found.model, found.k)) == [("m", 3), ("m", 5), ("n", 3)]
+    first, second, third = found.itertuples()
+    assert first.lower == "worse -20.0 [-30.0, -10.0]; worst -40.0 [-50.0, -0.1]"
+    assert first.higher == "better +20.2 [0.5, 30.0]"
+    assert [words.split(" [")[0] for words in first.alike.split("; ")] == [
+        "up to zero -5.0", "from zero +5.0", "unclear +1.0", "wavers +0.0"
+    ]  # fmt: skip
+    assert first.same == "equal"
+    assert (second.lower, second.higher, second.alike, second.same) == ("–", "–", "–", "worse")
+    assert (third.lower, third.higher) == ("–", "other +7.0 [5.0, 9.0]")
+
+
+def test_told_apart_reads_what_against_wrote():
+    cut = [told("other", set()), told("equal", set(range(5))), told("one more", set(range(6)))]
+    table = evaluate.against(answers_of(UNCUT, told("vrh", set(range(5))), *cut, told("random", set(), seed=1)))
+    (row,) = evaluate.told_apart(table).itertuples()
+    assert row.lower.startswith("other -50.0 [") and row.same == "equal" and row.alike.startswith("one more +10.0")
+
+
+def test_short_groups_are_cut_only_as_far_as_they_go(vlm, samples, calls):
+    groups = {"VRH": RANKED, "two": RANKED.top(2), "none": RANKED.top(0), "random 3": RANKED.controls(3, 3)}
+    with pytest.raises(ValueError, match="k=4, but VRH ranks 2 of 24 heads"):
+        sweep_replies(vlm, samples[:1], groups, [1, 2, 4])
+    assert calls == [], "refused before anything runs"
+    found = sweep_replies(vlm, samples[:1], groups, [1, 2, 4], short="skip")
+    rows = list(zip(found.condition, found.k))
+    assert rows == [("unmasked", 0), *(("VRH", k) for k in (1, 2, 4)), ("two", 1), ("two", 2),
+                    ("random", 1), ("random", 2)]  # fmt: skip
+    assert found.seed.tolist()[-2:] == [3, 3]
+    texts = found.set_index(["condition", "k"]).text
+    assert texts["two", 2] == texts["VRH", 2], "and as far as it goes it is cut"
 
 
 # ---------------------------------------------------------------- memory

@@ -90,3 +90,23 @@ def test_the_first_notebook_runs_on_the_real_classes_and_schemas(repository):
     assert {m["model"] for m in runs} == set(CHOSEN) and all("nano" not in json.dumps(m["benchmark"]) for m in runs)
     head_map = json.loads((figures / "head_map.json").read_text())
     assert set(head_map["runs"]) <= {p.stem for p in (repository / "data/runs/paper").glob("*.jsonl")} != set()
+
+
+def test_the_design_space_runs_on_a_real_class_and_on_generated_data(repository):
+    """Needles, words and pages need no table; 03 then finds the scores stored and loads no model."""
+    words, given = (f"MODELS={CHOSEN[0]}", "N_DETECT=10"), {"VRHLIB_DEVICE": "cpu", "VRHLIB_ALLOW_DRIFT": "1"}
+    done = run_all(repository, "paper", "02", *words, "N_PRIOR=2", "--limit", "4", **given)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    figures, runs = repository / "figures" / "paper", repository / "data" / "runs" / "paper"
+    found = pd.read_csv(figures / "table_methods_found.csv").set_index("method")
+    assert {"needle-text", "word-pictures", "pages", "refcoco"} == set(found.data)
+    assert found.note["retrieval_heads"].startswith("qwen2.5-vl-7b answered none of"), "random weights are right nowhere"
+    table = pd.read_csv(figures / "tableA9_variants.csv")
+    assert set(table.k) == {0, 5, 10, 20, 50} and (table.n == 4).all()
+    claims = pd.read_csv(figures / "claims.csv").set_index("id")
+    assert (claims.verdict[["query-axis", "best-variant", "beats-prior"]] == "not tested").all()
+    before = {path.name: path.read_bytes() for path in runs.glob("*.jsonl")}
+    done = run_all(repository, "paper", "03", *words, **given)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert before == {path.name: path.read_bytes() for path in runs.glob("*.jsonl")}
+    assert pd.read_csv(figures / "table_sparsity.csv").heads.tolist() == [784, 784]

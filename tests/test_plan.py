@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,28 +47,75 @@ def test_every_notebook_has_its_work_written_down(book, name):
     assert plan.work_of("99_unknown", name, {}) is None
 
 
-def test_a_run_stores_no_more_than_planned_and_not_much_less(tmp_path, monkeypatch):
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """The notebooks and what is shipped, in a folder to throw away."""
     monkeypatch.setenv("JUPYTER_PATH", "")  # the runner sets it; monkeypatch takes it back
     (tmp_path / "notebooks").mkdir()
-    shutil.copy(BOOKS["01_detect"].path, tmp_path / "notebooks")
+    for book in BOOKS.values():
+        shutil.copy(book.path, tmp_path / "notebooks")
     (tmp_path / "data").mkdir()
     for shipped in ("nano", "paper"):
         (tmp_path / "data" / shipped).symlink_to(ROOT / "data" / shipped)
+    return tmp_path
+
+
+def stored() -> Counter:
+    """Samples in the run store by (task, benchmark and split)."""
+    manifests = [json.loads(path.read_text()) for path in store.runs_dir("nano").glob("*.json")]
+    found = Counter()
+    for m in manifests:
+        if "samples" in m:  # not the table of speeds
+            found[m["task"], m["benchmark"]] += m["samples"]
+    return found
+
+
+def planned(book: str, *words: str) -> list[plan.Work]:
+    given = notebooks.parameters("nano", [BOOKS[book]], dict(word.split("=") for word in words))
+    return [w for w in plan.work_of(book, "nano", given[book]) if w.stored]
+
+
+def replies_of(work: list[plan.Work]) -> int:
+    return sum(w.replies for w in work)
+
+
+def test_a_run_of_01_stores_no_more_than_planned_and_not_much_less(checkout):
     words = ["N_DETECT=10", "N_TEST=4", "MODELS=nano-qwen2.5-vl"]
     assert notebooks.main(["run", "01", *words]) == 0
-
-    manifests = [json.loads(path.read_text()) for path in store.runs_dir("nano").glob("*.json")]
-    stored = sum(m["samples"] for m in manifests if "samples" in m)
     (found,) = [json.loads(path.read_text()) for path in store.heads_dir("nano").glob("*.json")]
-    own = f"K={len(found['heads'])}"
+    most, own = replies_of(planned("01_detect", *words)), f"K={len(found['heads'])}"
+    count = sum(stored().values())
+    assert count > 200, "the sweeps are among them"
+    known = replies_of(planned("01_detect", *words, own))
+    assert count <= known <= 1.05 * count, "single heads drawn by two seeds can be one head"
+    assert known <= most <= 1.25 * count, "how many heads it cuts, it does not know before"
 
-    def planned(*words: str) -> int:
-        given = notebooks.parameters("nano", notebooks.select(["01"]), dict(word.split("=") for word in words))
-        return sum(w.replies for w in plan.work_of("01_detect", "nano", given["01_detect"]) if w.stored)
 
-    assert stored > 200, "the sweeps are among them"
-    assert stored <= planned(*words, own) <= 1.05 * stored, "single heads drawn by two seeds can be one head"
-    assert planned(*words, own) <= planned(*words) <= 1.25 * stored, "how many heads it cuts, it does not know before"
+def test_a_run_of_02_stores_no_more_than_planned_and_leaves_03_nothing_to_do(checkout, monkeypatch):
+    words = [
+        "N_DETECT=10",
+        "N_TEST=4",
+        "N_PRIOR=3",
+        "K=3",
+        "MODELS=nano-qwen2.5-vl",
+    ]
+    assert notebooks.main(["run", "02", *words]) == 0
+    work, found = planned("02_design_space", *words), stored()
+    scores = Counter({("scores", f"{w.benchmark} detect"): w.replies for w in work if w.what == "head scores"})
+    assert Counter({name: n for name, n in found.items() if name[0] == "scores"}) == scores
+    assert sum(scores.values()) == 10 + 3 * 3, "grounding, text, words and pages"
+    pairs = sum(w.replies for w in work if w.what == "two questions a picture")
+    assert found["replies", "scenes pairs test"] == pairs == 4
+    cuts, most = found["replies", "scenes test"], replies_of(work) - sum(scores.values()) - pairs
+    # Methods that find nothing are not cut, and points of the picker share their heads: with so few samples about half.
+    assert 100 < cuts <= most <= 2.5 * cuts
+
+    before = {path: path.read_bytes() for path in store.runs_dir("nano").iterdir()}
+    monkeypatch.setenv("VRHLIB_DEVICE", "no such device")  # whoever loads a model asks for it
+    assert notebooks.main(["run", "03", "N_DETECT=10", "MODELS=nano-qwen2.5-vl"]) == 0
+    assert {path: path.read_bytes() for path in store.runs_dir("nano").iterdir()} == before
+    assert replies_of(planned("03_sparsity", "N_DETECT=10", "MODELS=nano-qwen2.5-vl")) == 10, "if nothing were stored"
+    assert notebooks.main(["run", "03", "N_DETECT=9", "MODELS=nano-qwen2.5-vl"]) == 1, "other samples need the model"
 
 
 def test_equal_conditions_are_counted_once():
@@ -100,13 +148,66 @@ def test_numbers_follow_the_parameters():
         ({"BENCHMARKS": ["refcoco-unc"]}, "or no rows held out for detection"),
         ({"BENCHMARKS": ["toloka"]}, "toloka has no pairs"),
         ({"BENCHMARKS": ["refcoco+"], "N_TEST": 3700}, "3900 rows of refcoco.* are more than its 38"),
-        ({"BENCHMARKS": ["refcoco+", "refcoco"]}, "on one benchmark; choose one of refcoco., refcoco"),
+        ({"BENCHMARKS": ["refcoco+", "refcoco"]}, "01_detect takes one benchmark; choose one of refcoco., refcoco"),
     ],
 )
 def test_a_benchmark_that_cannot_give_what_01_asks_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         a_run(**changes).work  # noqa: B018
     assert a_run(BENCHMARKS=["refcocog"]).work
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"MODELS": "qwen2.5-vl-7b"},
+            "Unknown model of the nano profile 'qwen2.5-vl-7b'.*Did you mean 'nano-qwen2.5-vl'",
+        ),
+        ({"BENCHMARKS": "scenes,scenes-g"}, "takes one benchmark; choose one of scenes, scenes-g"),
+        ({"BENCHMARKS": "refcoco"}, "Unknown benchmark of the nano profile 'refcoco'"),
+        ({"N_DETECT": "-1"}, "N_DETECT=-1: it takes a number, or 0 for the profile's"),
+        ({"N_PRIOR": "-1"}, "N_PRIOR=-1: it takes a number, or 0 for the profile's"),
+        ({"K": "-2"}, "K=-2: it takes a number, or 0 for the profile's"),
+        ({"K": "3.5"}, "K=3.5 is not a whole number"),
+    ],
+)
+@pytest.mark.parametrize("book", BOOKS)
+def test_what_no_notebook_can_run_is_refused_beforehand(book, overrides, message):
+    if next(iter(overrides)) not in BOOKS[book].parameters:
+        message = f"No parameter N_PRIOR in {book}"
+    with pytest.raises(notebooks.Refused, match=message):
+        notebooks.parameters("nano", [BOOKS[book]], overrides)
+
+
+def test_the_work_of_02_follows_its_parameters():
+    def work(**changes) -> list[plan.Work]:
+        return plan.work_of("02_design_space", "nano", BOOKS["02_design_space"].parameters | changes)
+
+    nano, kinds = profile("nano"), len(profile("nano").prior_data)
+
+    def cuts(**changes) -> set[int]:
+        return {w.conditions for w in work(**changes) if w.what == "replies, unmasked and ablated"}
+
+    assert replies_of(work()) == replies_of(work(N_PRIOR=nano.n_prior, K=nano.variant_k, N_TEST=nano.n_variants))
+    own = {w.benchmark: w.samples for w in work(N_PRIOR=7, N_DETECT=5) if w.what == "head scores"}
+    assert own == {"scenes": 5} | dict.fromkeys(nano.prior_data.values(), 7)
+    assert replies_of(work()) - replies_of(work(N_PRIOR=nano.n_prior - 1)) == len(nano.models) * kinds
+    (usual,), (another,) = cuts(K=nano.variant_ks[0]), cuts(K=max(nano.variant_ks) + 1)
+    share = (usual - 1) // len(nano.variant_ks)
+    assert 10 < another - usual <= share, "a k of its own is one more at which everything is cut"
+    one = replies_of(work(MODELS=["nano-internvl3"]))
+    (picker,) = [w for w in work() if w.what == "points of the picker"]
+    assert replies_of(work()) == len(nano.models) * (one - picker.replies) + picker.replies, (
+        "the picker is of one model"
+    )
+
+
+def test_the_work_of_03_is_what_02_does_anyway():
+    usual = {(w.model, w.benchmark, w.samples, w.passes) for w in planned("02_design_space") if w.what == "head scores"}
+    few = planned("03_sparsity")
+    assert {(w.model, w.benchmark, w.samples, w.passes) for w in few} < usual and len(few) == 4
+    assert all(w.what == "head scores" and w.conditions == 1 for w in few)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +337,7 @@ def test_nvidia_smi_is_read_or_not_known(script, found, tmp_path, monkeypatch):
     assert plan.gpu_here() == found
 
 
-@pytest.mark.parametrize("words", [["--profile", "paper", "--limit", "3"], ["01", "K=3"]])
+@pytest.mark.parametrize("words", [["--profile", "paper", "--limit", "3"], ["02", "K=3"]])
 def test_a_plan_needs_neither_torch_nor_the_network(words):
     code = """
 import sys, importlib.machinery, socket
@@ -253,7 +354,9 @@ assert 'torch' not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert "01_detect" in done.stdout
+    assert all(
+        book in done.stdout for book in (BOOKS if "--limit" in words else [book for book in BOOKS if words[0] in book])
+    )
 
 
 # ---------------------------------------------------------------- what stands in its way

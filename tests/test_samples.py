@@ -175,7 +175,9 @@ def test_chance_is_what_a_guesser_gets_who_counts_the_choices_in_the_question_or
         listed = re.split(", | or ", s.text.removesuffix("?").rpartition(": ")[2].rpartition(" is ")[2])
         assert s.chance == pytest.approx(1 / len(listed)) and set(s.choices) == set(listed), s.text
     for s in answering("needle", "test", 100):
-        assert s.chance == pytest.approx(1 / (s.text.count(",") + 1))
+        assert s.chance == pytest.approx(1 / (s.context.count(",") + 1))
+        said = s.context[slice(*s.span)]  # the fact that holds the answer, and the one thing that the question names
+        assert said.split()[-1] == s.answer and s.text == f"What belongs to the {said.rpartition(' ')[0]}?"
     for name, draw in (("rendered-words", scenes.signs), ("rendered-list", scenes.document)):
         for i, s in enumerate(answering(name, "test", 50)):
             assert s.chance == pytest.approx(1 / len(draw((2, 0, i)).things))

@@ -275,6 +275,64 @@ def test_an_error_inside_the_block_is_not_hidden_by_a_garbled_manifest(root):
         raise ZeroDivisionError
 
 
+# ---------------------------------------------------------------- found again by what it is
+
+
+def finished(run: store.Run, ids="abc", **record) -> store.Run:
+    with store.open_run(run, "nano") as results:
+        for name in ids:
+            results.add(name, record)
+    return run
+
+
+def found(**facts) -> list[str]:
+    return [results.path.stem for results, _ in store.stored("nano", **facts)]
+
+
+def test_complete_runs_are_found_by_their_facts_with_records_and_manifest(root):
+    first, second = finished(RUN, x=1), finished(dataclasses.replace(RUN, model="other"), x=2)
+    assert found(model="toy") == [first.digest] and found(model="other") == [second.digest]
+    assert found(task="replies", batch_size=8) == sorted([first.digest, second.digest]) == found()
+    assert found(task="scores") == found(model="toy", batch_size=9) == found(no_such_fact=1) == []
+    ((results, told),) = store.stored("nano", model="toy")
+    assert results.records == {name: {"x": 1} for name in "abc"} and told == json.loads(
+        results.path.with_suffix(".json").read_text()
+    )
+    assert told["condition"] == RUN.condition and store.stored("paper") == []
+
+
+def test_runs_that_are_unfinished_of_other_versions_or_without_a_manifest_are_not_found(root, monkeypatch):
+    finished(RUN, "ab")
+    assert found() == []
+    whole = finished(dataclasses.replace(RUN, model="other"))
+    assert found() == [whole.digest]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "versions", lambda: {"torch": "0.0.1"})
+        assert found() == []
+    (root / f"data/runs/nano/{whole.digest}.json").write_text("{half")
+    assert found() == []
+
+
+def test_a_run_is_found_by_its_samples_in_their_order_their_data_and_the_code(root, monkeypatch):
+    finished(RUN)
+    same = store.sample_set(RUN.samples, RUN.data)
+    assert found(**same) == [RUN.digest] and found(**store.sample_set(list(RUN.samples), RUN.data)) == [RUN.digest]
+    for other in (("b", "a", "c"), ("a", "b"), ("a", "b", "c", "d")):
+        assert found(**store.sample_set(other, RUN.data)) == []
+    assert found(**store.sample_set(RUN.samples, "")) == [], "shipped scenes and tables are read by other code"
+    monkeypatch.setattr(store, "_code", lambda real: ["edited"])
+    assert found(**store.sample_set(RUN.samples, RUN.data)) == []
+
+
+def test_only_lines_of_runs_that_fit_are_read(root):
+    finished(RUN)
+    spoiled = finished(dataclasses.replace(RUN, model="other"))
+    (root / f"data/runs/nano/{spoiled.digest}.jsonl").write_text("nonsense\n")
+    assert found(model="toy") == [RUN.digest]
+    with pytest.raises(store.CorruptRun, match=rf"{spoiled.digest}\.jsonl, line 1 .*Delete"):
+        found(model="other")
+
+
 # ---------------------------------------------------------------- several processes
 
 WORKER = """

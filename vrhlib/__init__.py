@@ -17,7 +17,8 @@ _HOME = {
     "compare": "paper", "published": "paper", "published_heads": "paper",
     "VLM": "vlm", "load_vlm": "wiring",
     "Ablation": "attention", "ablate": "attention", "capture": "attention", "generate": "attention",
-    "VRH": "scoring", "Scoring": "scoring", "detect": "scoring", "score_samples": "scoring", "stability": "scoring",
+    "VRH": "design_space", "METHODS": "methods", "Scoring": "design_space",
+    "SampleScores": "design_space", "detect": "scoring", "score_samples": "scoring", "stability": "scoring",
     "ablation_sweep": "evaluate", "replies": "evaluate", "accuracy": "evaluate",
 }  # fmt: skip
 __all__ = ["__version__", *_HOME]

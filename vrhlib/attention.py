@@ -72,7 +72,7 @@ class Ablation:
         if self.means is not None:  # rounded: the last bit of a GPU's average is not another experiment
             rounded = self.means.float().cpu().numpy().round(5) + 0.0
             means = hashlib.sha256(rounded.tobytes()).hexdigest()[:16]
-        return {"heads": [str(h) for h in self.heads], "kind": self.kind, "phase": self.phase, "means": means}
+        return {"heads": [str(h) for h in sorted(self.heads)], "kind": self.kind, "phase": self.phase, "means": means}
 
 
 # A reduction gets attention rows float [B, heads, R, kv], post-softmax over the visible keys, and returns
@@ -437,6 +437,63 @@ def with_replies(vlm: VLM, batch: Batch, replies: Sequence[Sequence[int]]) -> di
         mask[row, : len(reply)] = 1
     more = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": torch.zeros_like(ids)}
     return {k: torch.cat([v, more[k].to(v)], 1) if k in more else v for k, v in inputs.items()}
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Token ids that go on after the first `start` columns of a padded prompt: a reply (start = its length), or another
+    ending of the prompt."""
+
+    start: int
+    ids: Sequence[int]
+
+
+def with_branches(vlm: VLM, batch: Batch, branches: Sequence[Sequence[Branch]]) -> tuple[dict, list[list[np.ndarray]]]:
+    """Model inputs for one pass over several continuations of each prompt, and where they stand.
+
+    Every branch of a sample sees the prompt up to its start and itself, never another branch, at the positions it would
+    have alone: one pass gives what a pass for each would give, and reads picture and prompt once. Returns the inputs
+    (attention mask bool [B, 1, T, T], explicit position ids) and, per sample and branch, int [len(ids)] columns.
+    """
+    inputs = vlm.inputs(batch)
+    real, length = inputs["attention_mask"].bool(), batch.length
+    total = length + max(1, max(sum(len(b.ids) for b in own) for own in branches))
+    positions = prompt_positions(vlm, inputs)
+    grown = torch.zeros(*positions.shape[:-1], total, dtype=positions.dtype, device=positions.device)
+    grown[..., :length] = positions
+    ids = torch.full((len(batch), total), vlm.tokenizer.pad_token_id, device=vlm.device)
+    ids[:, :length] = inputs["input_ids"]
+    seen = torch.eye(total, dtype=torch.bool, device=vlm.device).repeat(len(batch), 1, 1)  # padding sees itself
+    causal = torch.ones(length, length, dtype=torch.bool, device=vlm.device).tril()
+    seen[:, :length, :length] |= causal & real[:, None] & real[..., None]
+    columns: list[list[np.ndarray]] = []
+    for row, own in enumerate(branches):
+        columns.append([])
+        at = length
+        for branch in own:
+            here = slice(at, at + len(branch.ids))
+            ids[row, here] = torch.as_tensor(list(branch.ids), dtype=ids.dtype, device=ids.device)
+            after = torch.arange(1, len(branch.ids) + 1, device=grown.device)
+            grown[..., row, here] = grown[..., row, : branch.start].max() + after  # as text goes on after a picture
+            seen[row, here, : branch.start] = real[row, : branch.start]
+            seen[row, here, here] = torch.ones(len(after), len(after), dtype=torch.bool, device=vlm.device).tril()
+            columns[-1].append(np.arange(here.start, here.stop))
+            at = here.stop
+    more = {"input_ids": ids, "attention_mask": seen[:, None], "position_ids": grown}
+    if "mm_token_type_ids" in inputs:
+        kinds = torch.zeros_like(ids)
+        kinds[:, :length] = inputs["mm_token_type_ids"]
+        more["mm_token_type_ids"] = kinds
+    return inputs | more, columns
+
+
+def prompt_positions(vlm: VLM, inputs: dict) -> torch.Tensor:
+    """Position ids of padded prompts as the model would make them: int [B, S], or [3, B, S] with axes of a picture."""
+    mask = inputs["attention_mask"]
+    if "image_grid_thw" in inputs:
+        names = ("input_ids", "mm_token_type_ids", "image_grid_thw", "attention_mask")
+        return vlm.model.model.get_rope_index(**{name: inputs[name] for name in names})[0]
+    return (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)
 
 
 @torch.inference_mode()

@@ -105,7 +105,7 @@ def read_box(text: str, style: str, frame: Frame, original: Size, resized: Size,
     whether generation ended by itself: an unclosed box of a reply that hit the token limit is "cut off", otherwise
     "malformed". Nothing is clipped to the picture. Never raises on any text.
     """
-    found = _OPENINGS[style].search(text) or _FOUR.search(text)
+    found = _first_box(text, style)
     if not found:
         return Reply(text, None, "no box" if finished else "cut off")
     parts = [part.strip() for part in found[1].split(",")]
@@ -120,6 +120,17 @@ def read_box(text: str, style: str, frame: Frame, original: Size, resized: Size,
     if box.x1 <= box.x0 or box.y1 <= box.y0:
         return Reply(text, None, "degenerate")
     return Reply(text, box)
+
+
+def _first_box(text: str, style: str) -> re.Match | None:
+    return _OPENINGS[style].search(text) or _FOUR.search(text)
+
+
+def number_spans(text: str, style: str) -> list[tuple[int, int]]:
+    """Characters (start, stop) of the numbers of the box that `read_box` reads; none if there is no box to read."""
+    if not (found := _first_box(text, style)):
+        return []
+    return [(found.start(1) + m.start(), found.start(1) + m.end()) for m in _NUMBER.finditer(found[1])]
 
 
 def read_points(text: str, frame: Frame, original: Size, resized: Size) -> list[tuple[float, float]]:
@@ -167,6 +178,7 @@ def box_of_mask(mask: np.ndarray) -> Box:
 # ---------------------------------------------------------------- image tokens
 
 Part = Literal["both", "tiles", "thumbnail"]
+Rule = Literal["any", "centre", "overlap", "box_share", "soft"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +240,29 @@ class TokenGrid:
         if not inside.any():
             raise ValueError(f"{box} lies outside the image of {x1.max():g} x {y1.max():g} pixels.")
         return inside
+
+    def weights(self, box: Box, rule: Rule = "any", t: float = 0.0, part: Part = "both") -> np.ndarray:
+        """How much each image token belongs to the box, float [V]; something is above 0 in any case.
+
+        any: 1 where its cell overlaps the box; centre: where the cell's centre is in it; overlap: where at least `t` of
+        the cell is; box_share: where the cell holds at least `t` of the box; soft: the share of the cell in the box.
+        For a box so small that no cell fulfils the rule, the cell that holds most of it does.
+        """
+        x0, y0, x1, y1 = self.cells.T
+        across = np.clip(np.minimum(x1, box.x1) - np.maximum(x0, box.x0), 0, None)
+        down = np.clip(np.minimum(y1, box.y1) - np.maximum(y0, box.y0), 0, None)
+        allowed = self.part(part)
+        near, shared = self.tokens_in(box) & allowed, across * down * allowed
+        x, y, cell = (x0 + x1) / 2, (y0 + y1) / 2, (x1 - x0) * (y1 - y0)
+        if rule == "any" or not shared.any():
+            return near.astype(float)
+        found = {
+            "centre": (box.x0 <= x) & (x < box.x1) & (box.y0 <= y) & (y < box.y1) & allowed,
+            "overlap": near & (shared >= t * cell),
+            "box_share": near & (shared >= t * box.area),
+            "soft": shared / cell,
+        }[rule]
+        return (found if found.any() else shared == shared.max()).astype(float)
 
     def tokens_of(self, mask: np.ndarray) -> np.ndarray:
         """Image tokens whose cell contains a pixel of the mask, bool [V]. `mask`: bool [height, width]."""

@@ -10,27 +10,20 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
 
 from vrhlib import store
-from vrhlib.answers import OUTCOMES as ANSWER_OUTCOMES
 from vrhlib.answers import judge
 from vrhlib.attention import KERNEL, Ablation, fitting, generate
-from vrhlib.boxes import Box
 from vrhlib.heads import HeadSet
-from vrhlib.samples import Sample, Samples
+from vrhlib.outcomes import POSSIBLE, UNREADABLE, judged
+from vrhlib.samples import Samples
 from vrhlib.stats import Accuracy, paired_difference
 from vrhlib.vlm import VLM
-
-IOU = 0.5  # a grounding is right at this overlap or more
-OUTCOMES = ("correct", "wrong box", "degenerate", "malformed", "cut off", "no box")  # of a grounding
-POINT_OUTCOMES = ("correct", "wrong point", "cut off", "no point")  # of pointing
-UNREADABLE = ("malformed", "cut off", "no box", "no point", "no answer")  # nothing of the kind asked for in the reply
-_POSSIBLE = {"answer": ANSWER_OUTCOMES, "point": POINT_OUTCOMES, "locate": OUTCOMES, "question": OUTCOMES}
 
 
 class Condition(NamedTuple):
@@ -42,6 +35,7 @@ class Condition(NamedTuple):
 
 
 UNMASKED = Condition("unmasked")
+_CONDITION = ["model", "benchmark", *Condition._fields]  # what tells the rows of an accuracy table apart
 
 
 def replies(
@@ -52,8 +46,8 @@ def replies(
     Conditions are rows of one batch (at most `vlm.rows` at a time, fewer where memory runs out) on shared vision
     features. One line per (condition, sample): model, benchmark, condition, k, seed, id, kind, task, text, x0, y0, x1,
     y1 (original pixels, absent where no box could be read or none was asked for), iou, inside (share of a reply's
-    points in the mask, where the task is to point), outcome (one of `OUTCOMES`, `POINT_OUTCOMES` or
-    `answers.OUTCOMES`), lost (rows of the benchmark that could not be asked).
+    points in the mask, where the task is to point), outcome (one of `outcomes.POSSIBLE`), lost (rows of the benchmark
+    that could not be asked).
     """
     if without := [s.id for s in samples if s.box is None and s.task in ("locate", "question")]:
         raise ValueError(
@@ -83,7 +77,7 @@ def replies(
         meter.close()
         about = {"model": vlm.name, "benchmark": samples.benchmark}
         lines = [
-            {**about, **name._asdict(), **_read(vlm, s, stored[of[name]].records[s.id]), "lost": len(samples.lost)}
+            {**about, **name._asdict(), **judged(vlm, s, stored[of[name]].records[s.id]), "lost": len(samples.lost)}
             for name in runs
             for s in samples
         ]
@@ -119,32 +113,6 @@ def _missing(chunk: Samples, stored: Mapping) -> list[str]:
     return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
 
 
-def _read(vlm: VLM, sample: Sample, record: dict) -> dict:
-    """What a stored reply says and whether it is right; read anew each time."""
-    text, finished = record["text"], record["finished"]
-    box, iou, inside = None, np.nan, np.nan
-    if sample.task == "answer":
-        outcome = judge(text, sample.answer, sample.rule, sample.choices, finished)
-    elif sample.task == "point":
-        points, mask = vlm.read_points(text, sample.image.size, tuple(record["resized"])), sample.pixels
-        hits = [_hit(mask, x, y) for x, y in points]
-        inside = float(np.mean(hits)) if hits else 0.0
-        outcome = ("correct" if hits[0] else "wrong point") if hits else "no point" if finished else "cut off"
-    else:
-        reply = vlm.read(text, sample.image.size, tuple(record["resized"]), finished)
-        box, iou = reply.box, reply.box.iou(sample.box) if reply.box else 0.0
-        outcome = reply.failure or ("correct" if iou >= IOU else "wrong box")
-    corners = dict(zip(Box._fields, box or (np.nan,) * 4))
-    return {"id": sample.id, "kind": sample.kind, "task": sample.task, "text": text, **corners, "iou": iou,
-            "inside": inside, "outcome": outcome}  # fmt: skip
-
-
-def _hit(mask: np.ndarray, x: float, y: float) -> bool:
-    """Whether a point lies in the mask, bool [height, width]; a point beside the picture does not."""
-    height, width = mask.shape
-    return 0 <= x < width and 0 <= y < height and bool(mask[int(y), int(x)])
-
-
 def accuracy(outcomes: Sequence[str]) -> Accuracy:
     """Share of replies that are right; every failure counts as wrong."""
     outcomes = list(outcomes)
@@ -160,19 +128,20 @@ def sweep_replies(
     phase: str = "all",
     means: torch.Tensor | None = None,
     batch_size: int = 8,
+    short: Literal["refuse", "skip"] = "refuse",
 ) -> pd.DataFrame:
     """Replies with the first k heads of each group ablated, for every k, and of the unmasked model.
 
     A group called `random 3` is condition `random` with seed 3; `kind`, `phase` and `means` as in `Ablation`. Columns
-    as in `replies`. Raises ValueError,
-    before anything runs, if a group has fewer heads than the largest k or belongs to another grid.
+    as in `replies`. Raises ValueError, before anything runs, if a group belongs to another grid or has fewer heads than
+    the largest k (`short="skip"`: it is cut only as far as it goes).
     """
     conditions: dict[Condition, Ablation | None] = {UNMASKED: None}
     for name, heads in groups.items():
         match = re.fullmatch(r"(.+?) (\d+)", name)
         condition, seed = (match[1], int(match[2])) if match else (name, None)
         for k in ks:
-            if k:
+            if k and (short == "refuse" or k <= len(heads)):
                 conditions[Condition(condition, k, seed)] = Ablation(heads.on(vlm.grid).top(k), kind, phase, means)
     return replies(vlm, samples, conditions, batch_size)
 
@@ -219,18 +188,19 @@ def accuracy_table(answers: pd.DataFrame) -> pd.DataFrame:
     Wilson), n, and the percentage of every outcome that replies of this kind can have; `inside` (mean share of a
     reply's points in the mask, percent) for pointing; `lost` where rows of the benchmark are missing from n."""
     rows = []
-    keys = ["model", "benchmark", "condition", "k", "seed"]
-    for values, frame in answers.groupby(keys, sort=False, dropna=False):
+    for values, frame in answers.groupby(_CONDITION, sort=False, dropna=False):
         right = accuracy(frame.outcome)
         tasks = frame.task.unique()
-        possible = dict.fromkeys(outcome for task in tasks for outcome in _POSSIBLE[task])
+        possible = dict.fromkeys(outcome for task in tasks for outcome in POSSIBLE[task])
         shares = {outcome: 100 * float((frame.outcome == outcome).mean()) for outcome in possible}
         if "point" in tasks:
             shares["inside"] = 100 * float(frame.inside.mean())
         if lost := int(frame.lost.max()):
             shares["lost"] = lost
         low, high = right.interval
-        rows.append(dict(zip(keys, values)) | {"accuracy": right.mean, "low": low, "high": high, "n": right.n} | shares)
+        rows.append(
+            dict(zip(_CONDITION, values)) | {"accuracy": right.mean, "low": low, "high": high, "n": right.n} | shares
+        )
     table = pd.DataFrame(rows).astype({"seed": "Int64"})
     table.attrs["runs"] = answers.attrs.get("runs", [])
     return table
@@ -249,7 +219,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     """An accuracy table, one row per model, benchmark, condition and k: means over the seeds of a control (also of its
     interval bounds), the number of seeds and n; percent to one decimal."""
     by = table.groupby(["model", "benchmark", "condition", "k"], sort=False)
-    shown = {outcome for possible in _POSSIBLE.values() for outcome in possible} - {"correct"} | {"inside", "lost"}
+    shown = {outcome for possible in POSSIBLE.values() for outcome in possible} - {"correct"} | {"inside", "lost"}
     shares = [column for column in table if column in shown]
     means = by[["accuracy", "low", "high", *shares]].mean().round(1)
     frame = means.assign(seeds=by.seed.nunique().clip(lower=1), n=by.n.first()).reset_index()
@@ -272,6 +242,50 @@ def paired_drops(answers: pd.DataFrame, k: int) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["condition", "seed", "change", "low", "high", "n"]).astype({"seed": "Int64"})
 
 
+def against(answers: pd.DataFrame, reference: str = "vrh") -> pd.DataFrame:
+    """`accuracy_table` with the change against another condition at the same k, on the same samples: change,
+    change_low, change_high (percentage points, 95 % paired bootstrap; NaN for the unmasked model).
+
+    Raises ValueError where the reference is missing at some k.
+    """
+    right = answers.assign(right=answers.outcome == "correct")
+    base = {
+        at: frame.set_index("id").right
+        for at, frame in right[right.condition == reference].groupby(["model", "benchmark", "k"])
+    }
+    changes = []
+    for (model, benchmark, condition, k, _), frame in right.groupby(_CONDITION, sort=False, dropna=False):
+        if condition == "unmasked":
+            changes.append((np.nan,) * 3)
+            continue
+        if (model, benchmark, k) not in base:
+            raise ValueError(f"{model}, k={k}: no {reference!r} to compare with; sweep it at the same k.")
+        change = paired_difference(frame.right.tolist(), base[model, benchmark, k][frame.id].tolist())
+        changes.append((change.mean, change.low, change.high))
+    table = accuracy_table(answers)
+    table[["change", "change_low", "change_high"]] = changes
+    return table
+
+
+def told_apart(table: pd.DataFrame, reference: str = "vrh") -> pd.DataFrame:
+    """Which conditions cost more or less than the reference, by `against`: a row per model and k: model, k, lower,
+    higher (change with its interval, which excludes 0), alike (the interval holds 0), same (every reply judged alike).
+
+    Each interval stands for itself: of twenty that hold nothing, one excludes 0 by chance.
+    """
+    rows = []
+    cut = table[~table.condition.isin(["unmasked", "random", "layer_matched", reference])]
+    for (model, k), frame in cut.groupby(["model", "k"], sort=False):
+        found: dict[str, list[str]] = {"lower": [], "higher": [], "alike": [], "same": []}
+        for row in frame.itertuples():
+            words = f"{row.condition} {row.change:+.1f} [{row.change_low:.1f}, {row.change_high:.1f}]"
+            side = "lower" if row.change_high < 0 else "higher" if row.change_low > 0 else "alike"
+            unchanged = row.change == row.change_low == row.change_high == 0
+            found["same" if unchanged else side].append(row.condition if unchanged else words)
+        rows.append({"model": model, "k": k} | {side: "; ".join(words) or "–" for side, words in found.items()})
+    return pd.DataFrame(rows)
+
+
 def ablation_sweep(vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], ks: Sequence[int], **how) -> pd.DataFrame:
     """Accuracy against k for every group: `accuracy_table` of `sweep_replies`."""
     return accuracy_table(sweep_replies(vlm, samples, groups, ks, **how))
@@ -292,8 +306,8 @@ def weighted(answers: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFram
     """The official score of a benchmark that weights kinds of samples (CV-Bench): the weighted mean of the kinds'
     accuracies, one row per condition: model, benchmark, condition, k, seed, accuracy, low, high (percent, 95 % normal
     interval), n. Raises ValueError where a kind with a weight is missing."""
-    rows, keys = [], ["model", "benchmark", "condition", "k", "seed"]
-    for values, frame in answers.groupby(keys, sort=False, dropna=False):
+    rows = []
+    for values, frame in answers.groupby(_CONDITION, sort=False, dropna=False):
         parts = {kind: accuracy(part.outcome) for kind, part in frame.groupby("kind")}
         if missing := sorted(set(weights) - set(parts)):
             raise ValueError(f"{frame.benchmark.iloc[0]}: no samples of {', '.join(missing)}; ask for more of it.")
@@ -301,7 +315,7 @@ def weighted(answers: pd.DataFrame, weights: Mapping[str, float]) -> pd.DataFram
         variance = sum((w**2 * parts[k].mean * (100 - parts[k].mean) / parts[k].n) for k, w in weights.items())
         low, high = max(0.0, mean - 1.96 * variance**0.5), min(100.0, mean + 1.96 * variance**0.5)
         n = sum(parts[kind].n for kind in weights)
-        rows.append(dict(zip(keys, values)) | {"accuracy": mean, "low": low, "high": high, "n": n})
+        rows.append(dict(zip(_CONDITION, values)) | {"accuracy": mean, "low": low, "high": high, "n": n})
     return pd.DataFrame(rows).astype({"seed": "Int64"})
 
 

@@ -82,15 +82,7 @@ class Work:
 
 def _detect(p: Profile, given: Mapping) -> list[Work]:
     """01_detect: head scores, then the first model closely, then every model at its own k and at the profile's."""
-    models, benchmarks = given["MODELS"] or p.models, given["BENCHMARKS"] or p.benchmarks
-    if len(benchmarks) > 1:
-        raise ValueError(f"01_detect finds and cuts heads on one benchmark; choose one of {', '.join(benchmarks)}.")
-    benchmark, found = benchmarks[0], given["N_DETECT"] or p.n_detect
-    test = given["N_TEST"] or p.n_test
-    if test < 0:  # all there are
-        test = (about.rows if (about := benchmark_table()[benchmark].about) else 0) - found
-    if given["BENCHMARKS"] or p is profile_of("paper"):  # the shipped scenes have no end
-        _check_rows(benchmark, found + test, "pairs")
+    models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "01_detect", p.n_test)
     # How many heads hold most of the mass is not known beforehand, unless the mass is all of it.
     possible = [given["K"]] if given["K"] else [p.k] if p.mass == 1 else range(1, p.k + 1)
     work = []
@@ -135,7 +127,49 @@ def _cuts(p: Profile, k: int, closely: bool) -> set[tuple]:
     return conditions
 
 
-WORK: dict[str, Callable[[Profile, Mapping], list[Work]]] = {"01_detect": _detect}
+def _space(p: Profile, given: Mapping) -> list[Work]:
+    """02_design_space: head scores on four kinds of data, then every variant and method cut at every k."""
+    from vrhlib.methods import FLIPS, METHODS, PICKED  # needs numpy, as `benchmark_table` does
+
+    models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "02_design_space", p.n_variants)
+    own = {name: m for name, m in METHODS.items() if m.data in p.prior_data or m.data == "pictures"}
+    formulas = [m for m in METHODS.values() if m.data not in ("grounding", "pictures")]
+    ks = {*p.variant_ks, given["K"] or p.variant_k}
+    cuts = len(ks) * (1 + len(FLIPS) + len(own) + len(p.control_seeds)) + len(formulas)
+    prior = given["N_PRIOR"] or p.n_prior
+    work = []
+    for model in models:
+        work.append(Work(model, benchmark, "head scores", 1, found, passes=2))
+        work += [Work(model, b, "head scores", 1, prior, passes=2) for b in p.prior_data.values()]
+        work.append(Work(model, benchmark, "replies, unmasked and ablated", 1 + cuts, test))
+        work.append(Work(model, benchmark, "two questions a picture", 1, min(p.n_pairs, 2 * -(-test // 2))))
+    return work + [Work(models[0], benchmark, "points of the picker", len(PICKED), test)]
+
+
+def _few(p: Profile, given: Mapping) -> list[Work]:
+    """03_sparsity: head scores, those of 02_design_space where they are stored."""
+    benchmark, found, _ = _sets(p, given, "03_sparsity", 1)
+    return [Work(model, benchmark, "head scores", 1, found, passes=2) for model in given["MODELS"] or p.models]
+
+
+def _sets(p: Profile, given: Mapping, notebook: str, test: int) -> tuple[str, int, int]:
+    """The benchmark of a notebook that takes one, and its numbers of detection and test samples."""
+    benchmarks, found = given["BENCHMARKS"] or p.benchmarks, given["N_DETECT"] or p.n_detect
+    if len(benchmarks) > 1:
+        raise ValueError(f"{notebook} takes one benchmark; choose one of {', '.join(benchmarks)}.")
+    test = given.get("N_TEST") or test
+    if test < 0:  # all there are
+        test = (about.rows if (about := benchmark_table()[benchmarks[0]].about) else 0) - found
+    if given["BENCHMARKS"] or p is profile_of("paper"):  # the shipped scenes have no end
+        _check_rows(benchmarks[0], found + test, "pairs")
+    return benchmarks[0], found, test
+
+
+WORK: dict[str, Callable[[Profile, Mapping], list[Work]]] = {
+    "01_detect": _detect,
+    "02_design_space": _space,
+    "03_sparsity": _few,
+}
 
 
 def work_of(notebook: str, profile: str, given: Mapping) -> list[Work] | None:
@@ -208,6 +242,7 @@ class Paper:
             models |= dict.fromkeys([w.model for w in work] or given.get("MODELS") or p.models)
             benchmarks |= dict.fromkeys([w.benchmark for w in work] or given.get("BENCHMARKS") or p.benchmarks)
         pins, abouts = {m: MODELS[m] for m in models}, {b: benchmark_table()[b].about for b in benchmarks}
+        abouts = {b: about for b, about in abouts.items() if about}  # what is drawn or made here needs nothing
         found = [Item(m, "model", (pin.source,), pin.revision, pin.gb) for m, pin in pins.items()]
         found += [Item(b, "dataset", about.ids, about.revision, about.gb) for b, about in abouts.items()]
         return [replace(item, here=_where(item)) for item in found]

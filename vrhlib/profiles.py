@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vrhlib import store
@@ -80,6 +81,11 @@ class Profile:
     ks: tuple[int, ...]
     control_seeds: tuple[int, ...]
     cost_scales: tuple[int, ...]  # the detection-cost example is enlarged so many times
+    variant_ks: tuple[int, ...]  # at which scoring variants are compared (Table A9), and
+    variant_k: int  # the one of Figure 2
+    n_variants: int  # test samples of these comparisons, which take many cuts
+    prior_data: Mapping[str, str]  # kind of data that an earlier method finds heads on (`design_space.DATA`): benchmark
+    n_prior: int  # samples of each
 
 
 _PROFILES = {
@@ -88,12 +94,16 @@ _PROFILES = {
         same_backbone=(("nano-qwen2.5-vl", "nano-internvl3"), ("nano-qwen3-vl", "nano-internvl3.5")),
         benchmarks=("scenes",), n_detect=200, n_test=200, n_pairs=200, k=8, mass=0.9, ks=(1, 2, 4, 8, 12),
         control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
+        variant_ks=(2, 5, 8), variant_k=5, n_variants=100, n_prior=100,
+        prior_data={"needle": "needle", "words": "rendered-words", "pages": "rendered-list"},
     ),
     "paper": Profile(
         models=("qwen2.5-vl-7b", "qwen3-vl-8b", "internvl3-8b", "internvl3.5-8b"),
         same_backbone=(("qwen2.5-vl-7b", "internvl3-8b"), ("qwen3-vl-8b", "internvl3.5-8b")),
         benchmarks=("refcoco",), n_detect=200, n_test=1000, n_pairs=500, k=20, mass=1.0, ks=(1, 3, 5, 10, 20),
         control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2),
+        variant_ks=(5, 10, 20, 50), variant_k=20, n_variants=1000, n_prior=200,
+        prior_data={"needle": "needle-text", "words": "word-pictures", "pages": "pages"},
     ),
 }  # fmt: skip
 

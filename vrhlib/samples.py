@@ -63,6 +63,9 @@ class Sample:
     `chance` is the probability of a reader who picks among what could be answered (one of the things or words in view,
     or one of the choices); `bystander` that of a reader who sees the picture but not which thing is meant, and answers
     with what most things in it have (NaN where that makes no sense).
+
+    `context` is a text that stands before the question, `span` the characters of it (start, stop) that hold the answer:
+    what a box is to a picture.
     """
 
     id: str
@@ -78,8 +81,12 @@ class Sample:
     bystander: float = math.nan
     task: Task = "locate"
     rule: Rule = "choice"
+    context: str = ""
+    span: tuple[int, int] | None = None
 
     def __post_init__(self):
+        if self.span is not None and not 0 <= self.span[0] < self.span[1] <= len(self.context):
+            raise ValueError(f"Sample {self.id}: {self.span} are no characters of its context ({len(self.context)}).")
         if self.image is None and (self.box is not None or self.mask is not None):
             raise ValueError(f"Sample {self.id}: a box or a mask without an image.")
         if (self.task == "answer") != (self.answer is not None):
@@ -105,7 +112,9 @@ class Sample:
     @cached_property
     def fingerprint(self) -> str:
         """Changes when anything that determines a reply changes: the run key is built from it."""
-        return store.digest([self.id, self.image_key, self.text, self.box and [*map(float, self.box)], self.task])
+        more = [self.context, self.span and [*self.span]] if self.context else []
+        box = self.box and [*map(float, self.box)]
+        return store.digest([self.id, self.image_key, self.text, box, self.task, *more])
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,11 @@ def _code(real: bool) -> list[str]:
     return [file_digest(Path(__file__).parent / f"{name}.py") for name in files]
 
 
+def sample_set(fingerprints: Sequence[str], data: str) -> dict:
+    """What tells a stored file from one of other samples or of other code, for `stored`."""
+    return {"sample_set": digest(list(fingerprints)), "code": _code(bool(data))}
+
+
 class CorruptRun(ValueError):
     """A stored line cannot be read; the message names file, line and next step."""
 
@@ -288,6 +293,19 @@ def open_run(run: Run, profile: str) -> Iterator[Results]:
         lock.release()
 
 
+def stored(profile: str, **facts: object) -> list[tuple[Results, dict]]:
+    """Complete runs of this code and these versions whose manifest says so, each with its manifest; no model needed."""
+    wanted = {"complete": True, "versions": versions(), **facts}
+    found = []
+    for path in sorted(runs_dir(profile).glob("*.jsonl")):
+        told = _told(path)
+        if all(told.get(name) == value for name, value in wanted.items()):
+            results = Results(path)
+            results._read()
+            found.append((results, told))
+    return found
+
+
 def _told(path: Path) -> dict:
     """The run's manifest so far; empty if there is none to read."""
     try:
@@ -302,6 +320,7 @@ def _write_run_manifest(run: Run, results: Results, new: int, seconds: float) ->
     sizes = Counter(str(record["batch"]) for record in results.records.values() if "batch" in record)
     at_once = Counter(str(record["rows"]) for record in results.records.values() if "rows" in record)
     facts = asdict(run) | {"samples": len(results), "batch_sizes": dict(sizes), "sequences_at_once": dict(at_once)}
+    facts |= sample_set(run.samples, run.data)
     done = len(results) == len(run.samples)
     text = json.dumps(manifest(**facts, complete=done, seconds=round(earlier + seconds, 2), new=new), indent=1)
     write_atomic(path, text + "\n")

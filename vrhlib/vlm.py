@@ -123,6 +123,8 @@ class Batch:
     resized: list[Size]
     image_columns: list[np.ndarray]  # per sample int [V]: columns of its image tokens
     expression_columns: list[np.ndarray]  # per sample: columns of the expression's tokens
+    context_columns: list[np.ndarray]  # per sample: columns of the text before the question, if there is one
+    span_columns: list[np.ndarray]  # and of the part of it that holds the answer
     features: object = None  # vision features, once computed
 
     @property
@@ -242,13 +244,16 @@ class VLM:
         """The prompt with the expression in it; other braces stay as they are."""
         return self.asks(task).replace("{expression}", expression)
 
-    def chat(self, expression: str, task: Task = "locate", image: bool = True) -> tuple[str, range]:
-        """Prompt in the model's chat template (one image placeholder), and where the expression stands in it."""
-        content = self.question(expression, task)
+    def chat(self, expression: str, task: Task = "locate", image: bool = True, context: str = "") -> tuple[str, range]:
+        """Prompt in the model's chat template (one image placeholder), and where the expression stands in it.
+
+        A `context` stands before the question, on a line of its own."""
+        before = f"{context}\n" if context else ""
+        content = before + self.question(expression, task)
         parts = [{"type": "image"}] * image + [{"type": "text", "text": content}]
         message = {"role": "user", "content": parts}
         text = self.processor.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-        start = text.rindex(content) + self.asks(task).index("{expression}")
+        start = text.rindex(content) + len(before) + self.asks(task).index("{expression}")
         return text, range(start, start + len(expression))
 
     def prepare(self, samples: Sequence[Sample]) -> Batch:
@@ -260,7 +265,7 @@ class VLM:
         seen = [s.image is not None for s in samples]
         if any(seen) != all(seen):
             raise ValueError("A batch has pictures or none: prepare samples with and without an image apart.")
-        texts, spans = zip(*(self.chat(s.text, s.task, s.image is not None) for s in samples))
+        texts, spans = zip(*(self.chat(s.text, s.task, s.image is not None, s.context) for s in samples))
         images = {"images": [_rgb(s) for s in samples]} if seen[0] else {}
         inputs = self.processor(**images, text=list(texts), padding=True, padding_side="left", return_tensors="pt")
         tensors = {k: v.to(self.device) for k, v in inputs.items()}
@@ -276,17 +281,25 @@ class VLM:
                     f"{self.name}, sample {sample.id}: the prompt holds {len(found)} image tokens, but the image grid "
                     f"has {len(grid)}. Processor files and model do not belong together."
                 )
-        words = [self._expression_columns(t, span, row) for t, span, row in zip(texts, spans, ids)]
-        return Batch(samples, tensors, list(grids), list(resized), columns, words)
+        places = [self._columns(t, (span, *_context(s, t, span)), row)
+                  for s, t, span, row in zip(samples, texts, spans, ids)]  # fmt: skip
+        return Batch(samples, tensors, list(grids), list(resized), columns, *map(list, zip(*places)))
 
-    def _expression_columns(self, text: str, span: range, ids: np.ndarray) -> np.ndarray:
-        """Counted from the end: prompts are left-padded and the image, however long, stands before the text."""
+    def tokens(self, text: str, spans: Sequence[range]) -> tuple[list[int], list[np.ndarray]]:
+        """Token ids of a prompt's text, and for each span of characters the tokens that touch it, int indices."""
         plain = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        total = len(plain["input_ids"])
-        inside = [j for j, (a, b) in enumerate(plain["offset_mapping"]) if a < span.stop and b > span.start]
-        columns = np.array([len(ids) - total + j for j in inside])
-        if [plain["input_ids"][j] for j in inside] != ids[columns].tolist():
-            raise ValueError(f"{self.name}: lost track of the expression's tokens in {text!r}.")
+        starts, stops = np.array(plain["offset_mapping"]).reshape(-1, 2).T
+        inside = [np.flatnonzero((starts < s.stop) & (stops > s.start)) if s else np.zeros(0, int) for s in spans]
+        return plain["input_ids"], inside
+
+    def _columns(self, text: str, spans: Sequence[range], ids: np.ndarray) -> list[np.ndarray]:
+        """Counted from the end: prompts are left-padded and the image, however long, stands before the text."""
+        plain, inside = self.tokens(text, spans)
+        columns = [len(ids) - len(plain) + index for index in inside]
+        for span, index, found in zip(spans, inside, columns):
+            if np.array(plain)[index].tolist() != ids[found].tolist():
+                where = text[span.start : span.stop]
+                raise ValueError(f"{self.name}: lost track of the tokens of {where!r} in {text!r}.")
         return columns
 
     @torch.inference_mode()
@@ -311,6 +324,15 @@ class VLM:
         """Text of generated ids up to the stop token, and whether there was one."""
         end = next((i for i, token in enumerate(ids) if token in self.stop_ids), None)
         return self.tokenizer.decode(list(ids)[:end], skip_special_tokens=True), end is not None
+
+
+def _context(sample: Sample, text: str, expression: range) -> tuple[range, range]:
+    """Where a sample's context stands in its prompt, and where the part that holds the answer does."""
+    if not sample.context:
+        return range(0), range(0)
+    start = text.rindex(sample.context, 0, expression.start)
+    part = sample.span or (0, 0)
+    return range(start, start + len(sample.context)), range(start + part[0], start + part[1])
 
 
 def _rgb(sample: Sample) -> Image.Image:
@@ -408,6 +430,13 @@ def _locate(name: str | Path, pin: Pin) -> tuple[str, bool]:
             f"`git checkout -- {pin.source}`."
         )
     return pin.source, False
+
+
+def revision(name: str) -> str:
+    """What `VLM.revision` will be of a model, without loading it. Raises like `load_unproven`."""
+    pin = MODELS.get(name) or _unlisted(name)
+    source, local = _locate(name, pin)
+    return _folder_digest(Path(source)) if local else hub.pinned(pin.source, pin.revision) or "unpinned"
 
 
 def _unlisted(name: str) -> Pin:

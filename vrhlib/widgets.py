@@ -15,7 +15,9 @@ from PIL import Image
 
 from vrhlib import figures
 from vrhlib.boxes import Box
-from vrhlib.heads import HeadScores
+from vrhlib.design_space import KEYS, QUERIES, SAMPLES, SampleScores, Scoring
+from vrhlib.heads import HeadScores, HeadSet
+from vrhlib.methods import called
 
 
 class View(ipywidgets.VBox):
@@ -67,6 +69,49 @@ def ablation_slider(
         boxes = {c: _box(mine, c, k, sample) for c in ("unmasked", "vrh", "random")}
         at_k = mine[((mine.k == k) & (mine.condition != "unmasked")) if k else (mine.condition == "unmasked")]
         return figures.ablation_view(scores[model], k, _accuracies(at_k), (text, image, referent, boxes)).png()
+
+    return View(draw, controls)
+
+
+Bar = tuple[float, float, float]  # accuracy and its interval, percent
+
+
+def cut_accuracies(table: pd.DataFrame, sets: Mapping[str, HeadSet]) -> dict[frozenset, Bar]:
+    """Accuracy and interval by the set of heads that was cut, from an accuracy table whose conditions are names of
+    `sets`; the order of heads makes no difference to a cut."""
+    rows = table[table.condition.isin(list(sets))]
+    return {
+        frozenset(sets[condition].top(int(k)).heads): (accuracy, low, high)
+        for condition, k, accuracy, low, high in rows[["condition", "k", "accuracy", "low", "high"]].itertuples(
+            index=False
+        )
+    }
+
+
+def scoring_picker(
+    captured: SampleScores, k: int, measured: Mapping[frozenset, Bar], beside: Mapping[str, Bar]
+) -> View:
+    """Choose queries, keys and samples: which method that is, its top k heads, and the accuracy without them.
+
+    `measured` as `cut_accuracies` returns it; `beside`: bars to compare with (unmasked, random). Combinations that mean
+    nothing, or that these samples cannot give, show the reason instead.
+    """
+    axes = {"queries": QUERIES, "keys": KEYS, "samples": SAMPLES}
+    start = {"queries": "output", "keys": "sum", "samples": "mean"}
+    controls = {
+        axis: ipywidgets.Dropdown(options=list(known), value=start[axis], description=axis)
+        for axis, known in axes.items()
+    }
+
+    def draw(**point: str) -> bytes:
+        try:
+            scoring = Scoring(**point)
+            scores = captured.score(scoring)
+        except ValueError as error:
+            return figures.refused(str(error)).png()
+        formula = "\n".join(f"{axis}  {axes[axis][value]}" for axis, value in point.items())
+        bars = {"unmasked": beside["unmasked"], "this scoring": measured.get(frozenset(scores.top(k).heads))}
+        return figures.design_view(scores, k, called(scoring), formula, bars | dict(beside)).png()
 
     return View(draw, controls)
 

@@ -97,9 +97,11 @@ def _needle(benchmark: str, split: str, n: int, seed: int) -> Iterator[Sample]:
         key = (scenes.SPLITS[split], seed, i)
         known = questions.facts(key)
         q = questions.fact_question(known, np.random.default_rng((*key, 2)))
-        asked = replace(q, text=f"{known.text}\n{q.text}")
-        sample = _question(f"{benchmark}-{split}-{seed}-{i}", asked, None, store.digest(known.text))
-        yield replace(sample, chance=1 / len(known.words))
+        fact = f"{known.owners[q.about[0]]} {q.answer}"
+        start = known.text.index(fact)  # an owner is named once, and no word follows two
+        sample = _question(f"{benchmark}-{split}-{seed}-{i}", q, None, store.digest(known.text))
+        span = (start, start + len(fact))
+        yield replace(sample, chance=1 / len(known.words), context=known.text, span=span)
 
 
 def _question(name: str, q: questions.Question, image: Image.Image | None, image_key: str) -> Sample:

@@ -28,7 +28,6 @@ from vrhlib.attention import generate
 from vrhlib.benchmarks import BENCHMARKS, answering, grounding
 from vrhlib.evaluate import (
     UNMASKED,
-    UNREADABLE,
     accuracy,
     accuracy_table,
     baseline,
@@ -41,6 +40,7 @@ from vrhlib.heads import HeadScores, agreements
 from vrhlib.nano.models import KINDS
 from vrhlib.nano.questions import plural
 from vrhlib.nano.scenes import COLOURS, RELATIONS, SHAPES, SIZES, SUPERLATIVES, WORDS
+from vrhlib.outcomes import UNREADABLE
 from vrhlib.profiles import profile
 from vrhlib.samples import Sample, Samples
 from vrhlib.scoring import VRH, score_samples

@@ -1,0 +1,63 @@
+"""The scripts of `benchmarks/` run from a shell, print finite ratios and write the columns they promise."""
+
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from vrhlib.benchmarks import grounding
+from vrhlib.wiring import load_vlm
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = str(ROOT / "benchmarks" / "design_space.py")
+QUANTITIES = {"with the reply": {"seconds"}, "captured pass alone": {"seconds"}, "eager attention": {"seconds", "mib"}}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """What a run on three scenes prints, and its table. The embedded models are found, and nothing is stored."""
+    root = tmp_path_factory.mktemp("root")
+    (root / "data").mkdir()
+    (root / "data" / "nano").symlink_to(ROOT / "data" / "nano")
+    given = {"PYTHONPATH": str(ROOT), "VRHLIB_ROOT": str(root), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    words = "--n 3 --repeats 2 --models nano-qwen2.5-vl --tokens 150 --device cpu --out ratios.csv".split()
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *words], capture_output=True, text=True, env=os.environ | given, cwd=root, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (root / "data" / "runs").exists(), "a measurement is no result to keep"
+    return done.stdout, pd.read_csv(root / "ratios.csv")
+
+
+def test_every_comparison_has_a_finite_ratio_within_its_spread(small):
+    table = small[1]
+    wanted = "model, comparison, image_tokens, quantity, ratio, low, high, n, repeats, device"
+    assert list(table.columns) == wanted.split(", ")
+    numbers = table[["ratio", "low", "high"]]
+    assert np.isfinite(numbers).all(axis=None) and (numbers > 0).all(axis=None) and (table.low <= table.high).all()
+    assert (table.repeats == 2).all() and set(table.n) == {3, 1} and set(table.image_tokens) == {48, 192}
+    for words, quantities in QUANTITIES.items():
+        found = table[table.comparison.str.contains(words)]
+        assert len(found) and (set(found.quantity) == quantities or sys.platform != "linux"), words
+
+
+def test_every_row_is_printed_as_a_ratio_and_no_seconds_are(small):
+    printed, table = small
+    lines = printed.splitlines()
+    assert len(lines) == len(table) and "second" not in printed
+    for line, (_, row) in zip(lines, table.iterrows()):
+        assert row.comparison in line and f"{row.ratio:.3f} ({row.low:.2f} to {row.high:.2f})" in line
+        assert ("target 1.3" in line) == ("with the reply" in line)
+
+
+def test_more_image_tokens_than_a_model_can_make_are_refused():
+    enlargement = runpy.run_path(SCRIPT)["enlargement"]
+    vlm, samples = load_vlm("nano-qwen2.5-vl", device="cpu"), grounding("scenes", "detect", 1)
+    assert enlargement(vlm, samples, 48) == 1 and enlargement(vlm, samples, 49) == 2
+    with pytest.raises(ValueError, match="fewer than 1000000 image tokens"):
+        enlargement(vlm, samples, 10**6)

@@ -61,3 +61,12 @@ def test_more_image_tokens_than_a_model_can_make_are_refused():
     assert enlargement(vlm, samples, 48) == 1 and enlargement(vlm, samples, 49) == 2
     with pytest.raises(ValueError, match="fewer than 1000000 image tokens"):
         enlargement(vlm, samples, 10**6)
+
+
+def test_a_ratio_is_best_over_best_and_its_spread_that_of_the_turns():
+    script = runpy.run_path(SCRIPT)
+    turn = script["Turn"]
+    time, memory = script["ratios"]("a / b", [(turn(3, 20), turn(1, 10)), (turn(2, 30), turn(2, 40))], n=1)
+    assert (time["quantity"], time["ratio"], time["low"], time["high"]) == ("seconds", 2, 1, 3)
+    assert (memory["quantity"], memory["ratio"], memory["low"], memory["high"]) == ("mib", 0.75, 0.75, 2)
+    assert [row["quantity"] for row in script["ratios"]("a / b", [(turn(1), turn(1))])] == ["seconds"]

@@ -668,8 +668,9 @@ def test_tiles_and_thumbnail_are_told_apart():
 
 # ---------------------------------------------------------------- how much of a token is in the box
 
-RULES = [("any", 0.0), ("centre", 0.0), ("overlap", 0.3), ("overlap", 1.0), ("box_share", 0.001), ("box_share", 0.4),
-         ("soft", 0.0)]  # fmt: skip
+# Shares that no small fraction equals: at a tie the last bit of a cell's border would decide.
+RULES = [("any", 0.0), ("centre", 0.0), ("overlap", 0.2971), ("overlap", 1.0), ("box_share", 0.00103),
+         ("box_share", 0.3971), ("soft", 0.0)]  # fmt: skip
 
 
 def by_fractions(cells, box, rule, t) -> tuple[list, list]:
@@ -689,7 +690,7 @@ def by_fractions(cells, box, rule, t) -> tuple[list, list]:
 
 
 @pytest.mark.parametrize("rule, t", RULES)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(grids(), st.data())
 def test_weights_are_those_of_exact_fractions(rule, t, drawn, data):
     grid, image, cells = drawn

@@ -87,18 +87,14 @@ def test_a_run_of_01_stores_no_more_than_planned_and_not_much_less(checkout):
     count = sum(stored().values())
     assert count > 200, "the sweeps are among them"
     known = replies_of(planned("01_detect", *words, own))
-    assert count <= known <= 1.05 * count, "single heads drawn by two seeds can be one head"
-    assert known <= most <= 1.25 * count, "how many heads it cuts, it does not know before"
+    # Equal cuts are one: single heads drawn by two seeds, layer-matched controls where the heads are half of a layer.
+    assert count <= known <= 1.15 * count
+    assert known <= most <= 1.35 * count, "how many heads it cuts, it does not know before"
 
 
 def test_a_run_of_02_stores_no_more_than_planned_and_leaves_03_nothing_to_do(checkout, monkeypatch):
-    words = [
-        "N_DETECT=10",
-        "N_TEST=4",
-        "N_PRIOR=3",
-        "K=3",
-        "MODELS=nano-qwen2.5-vl",
-    ]
+    words = ["N_DETECT=10", "N_TEST=4", "N_PRIOR=3", "K=3", "MODELS=nano-qwen2.5-vl"]
+    assert 3 not in profile("nano").variant_ks, "K may be another than those"
     assert notebooks.main(["run", "02", *words]) == 0
     work, found = planned("02_design_space", *words), stored()
     scores = Counter({("scores", f"{w.benchmark} detect"): w.replies for w in work if w.what == "head scores"})
@@ -160,10 +156,7 @@ def test_a_benchmark_that_cannot_give_what_01_asks_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            {"MODELS": "qwen2.5-vl-7b"},
-            "Unknown model of the nano profile 'qwen2.5-vl-7b'.*Did you mean 'nano-qwen2.5-vl'",
-        ),
+        ({"MODELS": "qwen2.5-vl-7b"}, "Unknown model of the nano profile 'qwen2.5-vl-7b'.*Did you mean 'nano-qwen2"),
         ({"BENCHMARKS": "scenes,scenes-g"}, "takes one benchmark; choose one of scenes, scenes-g"),
         ({"BENCHMARKS": "refcoco"}, "Unknown benchmark of the nano profile 'refcoco'"),
         ({"N_DETECT": "-1"}, "N_DETECT=-1: it takes a number, or 0 for the profile's"),
@@ -198,9 +191,7 @@ def test_the_work_of_02_follows_its_parameters():
     assert 10 < another - usual <= share, "a k of its own is one more at which everything is cut"
     one = replies_of(work(MODELS=["nano-internvl3"]))
     (picker,) = [w for w in work() if w.what == "points of the picker"]
-    assert replies_of(work()) == len(nano.models) * (one - picker.replies) + picker.replies, (
-        "the picker is of one model"
-    )
+    assert replies_of(work()) == len(nano.models) * (one - picker.replies) + picker.replies
 
 
 def test_the_work_of_03_is_what_02_does_anyway():
@@ -354,9 +345,8 @@ assert 'torch' not in sys.modules
 """
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert all(
-        book in done.stdout for book in (BOOKS if "--limit" in words else [book for book in BOOKS if words[0] in book])
-    )
+    said = {book for book in BOOKS if book in done.stdout}
+    assert said == ({"02_design_space"} if "02" in words else set(BOOKS))
 
 
 # ---------------------------------------------------------------- what stands in its way

@@ -80,14 +80,12 @@ def captured(right: bool = True) -> SampleScores:
     rng, values = np.random.default_rng(0), {}
     names = [(q, k, "any") for q in PLAIN for k in ("sum", "share", "max", "argmax", "argmax_visual")]
     names += [(q, "image_mass", "none") for q in PLAIN] + [(q, "sum_null", "any") for q in WITH_NULL]
-    names += [("output_one(0)", k, "any") for k in ("sum", "argmax")] + [
-        (q, "spatial_entropy", "none") for q in ONE_ROW
-    ]
-    for name in names:
-        drawn = rng.random((6, *GRID))
-        values[name] = {"argmax": drawn > 0.5, "argmax_visual": drawn > 0.5, "spatial_entropy": -drawn}.get(
-            name[1], drawn
-        )
+    names += [("output_one(0)", k, "any") for k in ("sum", "argmax")]
+    names += [(q, "spatial_entropy", "none") for q in ONE_ROW]
+    for queries, keys, evidence in names:
+        random = rng.random((6, *GRID))
+        known = {"argmax": random > 0.5, "argmax_visual": random > 0.5, "spatial_entropy": -random}
+        values[queries, keys, evidence] = known.get(keys, random)
     return SampleScores(
         values=values, model="toy", benchmark="toys", runs=("run",), ids=tuple("abcdef"),
         sizes={"any": np.arange(1, 7), "none": np.full(6, 20)}, right=np.arange(6) < 4 if right else None,

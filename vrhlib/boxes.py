@@ -224,8 +224,10 @@ class TokenGrid:
         tile stands for both."""
         if name not in get_args(Part):
             raise ValueError(f"Image tokens of {name!r}: choose one of {', '.join(get_args(Part))}.")
+        if name == "both":
+            return np.ones(len(self), bool)
         tiles = np.isin(np.arange(len(self)), self.order)
-        return np.ones(len(self), bool) if name == "both" or tiles.all() else tiles if name == "tiles" else ~tiles
+        return tiles if name == "tiles" or tiles.all() else ~tiles
 
     def tokens_in(self, box: Box) -> np.ndarray:
         """Image tokens whose cell overlaps the box (the paper's K_s), bool [V]; at least one is True.

@@ -215,10 +215,10 @@ def prior_work() -> pd.DataFrame:
 
 def design_choices() -> pd.DataFrame:
     """Table 2: methods as rows, axes as columns, read off their named points: method, queries, keys, samples, evidence,
-    among, ablation."""
+    among, detected on, ablation."""
     axes = ["queries", "keys", "samples", "evidence", "among"]
-    rows = [(m.title, *(getattr(m.scoring, axis) for axis in axes), m.ablation) for m in METHODS.values()]
-    return pd.DataFrame(rows, columns=["method", *axes, "ablation"])
+    rows = [(m.title, *(getattr(m.scoring, axis) for axis in axes), DATA[m.data], m.ablation) for m in METHODS.values()]
+    return pd.DataFrame(rows, columns=["method", *axes, "detected on", "ablation"])
 
 
 def coarse_choices() -> pd.DataFrame:

@@ -36,7 +36,7 @@ def judged(vlm: VLM, sample: Sample, record: Mapping) -> dict:
         outcome = ("correct" if hits[0] else "wrong point") if hits else "no point" if finished else "cut off"
     else:
         reply = vlm.read(text, sample.image.size, tuple(record["resized"]), finished)
-        box, iou = reply.box, reply.box.iou(sample.box) if reply.box else 0.0
+        box, iou = reply.box, reply.box.iou(sample.box) if reply.box and sample.box else 0.0
         outcome = reply.failure or ("correct" if iou >= IOU else "wrong box")
     corners = dict(zip(Box._fields, box or (np.nan,) * 4))
     return {"id": sample.id, "kind": sample.kind, "task": sample.task, "text": text, **corners, "iou": iou,

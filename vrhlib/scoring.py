@@ -12,8 +12,8 @@ import itertools
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ from vrhlib.design_space import (
 )
 from vrhlib.heads import HeadScores, HeadSet
 from vrhlib.outcomes import judged
+from vrhlib.profiles import MODELS
 from vrhlib.samples import Sample, Samples
 from vrhlib.vlm import VLM, Batch, revision
 
@@ -126,8 +127,9 @@ def score_samples(
             fitting(vlm, partial(_score, vlm, chunk, results, limit, names, part, meter))
         meter.close()
         records = [results.records[s.id] for s in samples]
-    right = np.array([judged(vlm, s, r)["outcome"] == "correct" for s, r in zip(samples, records)])
-    captured = _gathered(vlm.name, samples, names, records, right, missing, results.path)
+    captured = _gathered(vlm.name, vlm.grid, samples, names, records, missing, results.path)
+    right = [judged(vlm, s, r)["outcome"] == "correct" for s, r in zip(samples, records)]
+    captured = replace(captured, right=np.array(right))
     if len(captured.empty) == captured.n:
         raise ValueError(
             f"{vlm.name} replied nothing to any of {len(samples)} samples of {samples!r}: no output token to score. "
@@ -146,28 +148,38 @@ def stored(model: str, profile: str, samples: Samples) -> SampleScores | None:
     (results, told), (_, missing) = found[0], offered(samples)
     names = [tuple(name.split("/")) for name in told["condition"]["variants"]]
     records = [results.records[s.id] for s in samples]
-    return _gathered(model, samples, names, records, None, missing, results.path)
+    grid = MODELS[model].grid if model in MODELS else None
+    return _gathered(model, grid, samples, names, records, missing, results.path)
 
 
 def _gathered(
     model: str,
+    grid: tuple[int, int] | None,
     samples: Samples,
     names: Sequence[Variant],
     records: Sequence[dict],
-    right: np.ndarray | None,
     missing: str,
     path: Path,
 ) -> SampleScores:
-    try:
-        stacked = np.stack([_unpack(r["theta"]) for r in records])
-    except (KeyError, ValueError) as error:
-        raise store.CorruptRun(f"{path} holds a line that is no head score ({error}). Delete that file.") from error
+    ids, shape = tuple(s.id for s in samples), grid and (len(names), *grid)
+    for name, record in zip(ids, records):
+        try:
+            theta = _unpack(record["theta"])
+            shape = shape or (len(names), *theta.shape[1:])
+            whole = theta.shape == shape and {"text", "finished", "resized", "tokens"} <= set(record)
+            if not whole or not all(float(v) > 0 for v in record["sizes"].values()):
+                raise ValueError(f"an array of {theta.shape} and {', '.join(record)}")
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise store.CorruptRun(
+                f"{path}: the line of sample {name!r} holds no head scores ({error!r}). Delete that line to compute it "
+                "again, or the whole file."
+            ) from error
+    stacked = np.stack([_unpack(r["theta"]) for r in records])
     sizes = {name: np.array([r["sizes"][name] for r in records]) for name in records[0]["sizes"]}
     return SampleScores(
         values={name: stacked[:, i] for i, name in enumerate(names)}, model=model, benchmark=samples.benchmark,
-        runs=(path.stem,), ids=tuple(s.id for s in samples), sizes=sizes, right=right,
-        replies=tuple(r["text"] for r in records), about=missing,
-        empty=tuple(s.id for s, r in zip(samples, records) if r["tokens"] == 0),
+        runs=(path.stem,), ids=ids, sizes=sizes, replies=tuple(r["text"] for r in records), about=missing,
+        empty=tuple(name for name, r in zip(ids, records) if r["tokens"] == 0),
     )  # fmt: skip
 
 
@@ -182,7 +194,7 @@ def _unpack(text: str) -> np.ndarray:
     try:
         flat = np.frombuffer(zlib.decompress(base64.b64decode(data)), dtype="<f4")
     except zlib.error as error:
-        raise ValueError(error) from None
+        raise ValueError(str(error)) from None
     return flat.reshape([int(n) for n in shape.split("x")])
 
 
@@ -299,12 +311,12 @@ class _Pooling:
     """Reduces attention rows [B, heads, R, kv] to what all keys need, while the pass runs.
 
     `weights` float [B, E + 1, kv]: evidence sets, and V last. `members` int [B, binary evidence, most]: their columns,
-    -1 unused. `searched` int [B, V]: columns of V, -1 unused. `single` bool [B, R]: rows whose map is split into parts.
+    -1 unused. `searched`: columns of V, int [V] each. `single` bool [B, R]: rows whose map is split into parts.
     """
 
     weights: torch.Tensor
     members: torch.Tensor
-    searched: torch.Tensor
+    searched: list[torch.Tensor]
     single: np.ndarray
     grids: list[TokenGrid]
 
@@ -320,18 +332,26 @@ class _Pooling:
         return torch.stack(found, -1) if found else rows[..., :0]
 
     def top(self, rows: torch.Tensor) -> torch.Tensor:
-        best = _picked(rows, self.searched).argmax(-1)
-        return self.searched[:, None, None].expand(*best.shape, -1).gather(-1, best[..., None]).squeeze(-1)
+        return rows.masked_fill(self.weights[:, None, None, -1] == 0, -1.0).argmax(-1)
 
     def entropy(self, rows: torch.Tensor) -> torch.Tensor:
         """Minus the entropy of the parts of each single row's map, [B, heads, R]; 0 for the other rows."""
-        out = torch.zeros(rows.shape[:3], device=rows.device)
+        out = np.zeros(rows.shape[:3], np.float32)
+        for alike in self.alike:  # pictures of one shape at once: many small calls cost more than the work in them
+            maps = [rows[b][:, self.single[b]][..., self.searched[b]].cpu().numpy() for b in alike]
+            maps = np.concatenate([m[..., self.grids[b].order] for m, b in zip(maps, alike)])
+            found = -component_entropy(maps.reshape(-1, *maps.shape[2:])).reshape(maps.shape[:2])
+            for b, one in zip(alike, np.split(found, len(alike))):
+                out[b][:, self.single[b]] = one
+        return torch.from_numpy(out).to(rows.device)
+
+    @cached_property
+    def alike(self) -> list[list[int]]:
+        """Batch rows by the shape of their picture, and the number of rows whose map is split."""
+        groups: dict[tuple, list[int]] = {}
         for b, grid in enumerate(self.grids):
-            columns = self.searched[b, : len(grid)]
-            maps = rows[b][:, self.single[b]][..., columns].cpu().numpy()[..., grid.order]
-            found = -component_entropy(maps.reshape(-1, *grid.order.shape))
-            out[b][:, self.single[b]] = torch.from_numpy(found.reshape(maps.shape[:2])).to(out)
-        return out
+            groups.setdefault((grid.order.shape, int(self.single[b].sum())), []).append(b)
+        return list(groups.values())
 
 
 def _picked(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
@@ -424,7 +444,7 @@ def _pooling(vlm: VLM, batch: Batch, rows: list[Rows], referents: list[dict], wa
     def there(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(vlm.device)
 
-    return _Pooling(there(weights), there(members), there(_padded([r.searched for r in rows])), np.array(single),
+    return _Pooling(there(weights), there(members), [there(r.searched) for r in rows], np.array(single),
                     batch.grids)  # fmt: skip
 
 

@@ -181,6 +181,11 @@ def test_frequency_without_a_number_takes_20_or_a_tenth_of_a_small_grid(grid, m)
     np.testing.assert_allclose(pool(values, "frequency"), pool(values, f"frequency({m})"))
 
 
+def test_frequency_does_not_count_heads_that_cannot_be_chosen():
+    values = np.array([[[-np.inf, 2.0, 1.0]], [[3.0, -np.inf, -np.inf]]])
+    assert pool(values, "frequency(2)").tolist() == [[0.5, 0.5, 0.5]]
+
+
 finite = st.floats(-1, 1, width=32)
 few = arrays(float, st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(2, 4)), elements=finite)
 

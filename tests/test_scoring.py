@@ -598,9 +598,10 @@ def test_a_tiny_box_has_at_least_one_token_by_every_rule(vlm, samples):
 
 
 def test_tiles_and_thumbnail_add_up_to_both(vlm, samples):
-    parts = {p: score_samples(vlm, samples, part=p) for p in ("tiles", "thumbnail", "both")}
+    covered = Samples("noise", "detect", masked(list(samples)))
+    parts = {p: score_samples(vlm, covered, part=p) for p in ("tiles", "thumbnail", "both")}
     grids = vlm.prepare(list(samples)).grids
-    for evidence in ("any", "soft"):
+    for evidence in ("any", "soft", "mask"):
         tiles, thumbnail, both = (got.theta("output", "sum", evidence) for got in parts.values())
         for i, grid in enumerate(grids):
             if len(grid) > grid.rows * grid.cols:  # a thumbnail is there

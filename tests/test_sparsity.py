@@ -69,6 +69,12 @@ def test_bands_equal_loops_over_heads_under_both_readings():
     assert (found.loc["sum", list(MEASURES[:4])] != found.loc["mean", list(MEASURES[:4])]).any()
 
 
+def test_equal_heads_share_equally():
+    found = sparsity.bands({"toy": captured(flat(2e-3, 4e-3))}).iloc[0]
+    assert (found.half_share, found["between"], found["above_5e-3"]) == (50, 100, 0)
+    assert found.gini == pytest.approx(0, abs=1e-9)
+
+
 def test_the_mean_is_taken_of_each_sample_before_samples_are_averaged():
     # 10 of 20 heads: sums 0.02 and 0.001 over 1 and 100 tokens. Mean of means 0.010005; of sums over tokens 2.1e-4.
     found = sparsity.bands({"toy": captured(flat(0.02, 0.001, heads=10), [1, 100])}).set_index("scoring")
@@ -99,11 +105,10 @@ def test_an_interval_is_over_samples():
     found = sparsity.bands({"toy": captured(flat(0.1, 0.0, heads=5))}).iloc[0]
     assert (found["above_5e-3"], found["above_5e-3_low"], found["above_5e-3_high"]) == (25, 0, 25)
     assert (found["below_low"], found["below_high"]) == (0, 25)
-    # With one sample in twenty, a resample misses it with (19/20)^20 = 0.36, and the rest of the time finds it.
-    found = sparsity.bands({"toy": captured(flat(0.2, *[0.0] * 19, heads=5))}).iloc[0]
-    assert (found["above_5e-3"], found["above_5e-3_low"], found["above_5e-3_high"]) == (25, 0, 25)
-    # In nineteen of twenty, no resample of twenty misses it.
-    found = sparsity.bands({"toy": captured(flat(*[0.2] * 19, 0.0, heads=5))}).iloc[0]
+    # In two of four samples, it misses them with (1/2)^4 = 6 %, more than 2.5; in four of eight, with 0.4 %.
+    found = sparsity.bands({"toy": captured(flat(0.1, 0.1, 0.0, 0.0, heads=5))}).iloc[0]
+    assert (found["above_5e-3_low"], found["above_5e-3_high"]) == (0, 25)
+    found = sparsity.bands({"toy": captured(flat(*[0.1] * 4, *[0.0] * 4, heads=5))}).iloc[0]
     assert (found["above_5e-3_low"], found["above_5e-3_high"]) == (25, 25)
 
 

@@ -20,6 +20,7 @@ from vrhlib.profiles import profile as profile_of
 
 TEXT = 60  # tokens of a prompt beside those of the picture: chat template, instruction, expression
 REPLY = 35  # tokens of a reply that is a box, in JSON
+LONG = {"needle-text": 2100, "pages": 1400}  # tokens of a prompt: 400 to 3,200 words, 896 x 1152 pixels (Qwen)
 
 # Tokens read and written a second, stated before anything was measured: RTX A6000 48 GB, bfloat16, HF generate.
 # Reading: a token of a 7-8B model costs about 15-16 GFLOP, and the card gives a good third of its 155 TFLOP/s.
@@ -48,9 +49,10 @@ SPARE_GB = 2.0  # of disk, beside the downloads
 class Work:
     """Sequences of one kind: `samples` of a benchmark's split under each of `conditions`.
 
-    `passes`: how often a prompt is read (2: once to reply, once more to look at its attention). `stored`: whether the
-    run store keeps them. `eager`: image tokens of a picture whose full attention matrices are held. `reply`: tokens
-    that a reply takes, with the padding behind it.
+    `passes`: how often a prompt is read (2: once to reply, once more to look at its attention). `prompt`: its tokens,
+    if they are more than those of an ordinary picture and question. `stored`: whether the run store keeps them.
+    `eager`: image tokens of a picture whose full attention matrices are held. `reply`: tokens that a reply takes, with
+    the padding behind it.
     """
 
     model: str
@@ -62,6 +64,7 @@ class Work:
     stored: bool = True
     eager: int = 0
     reply: int = REPLY
+    prompt: int = 0
 
     @property
     def replies(self) -> int:
@@ -73,7 +76,7 @@ class Work:
 
     @property
     def read(self) -> int:
-        return self.sequences * (MODELS[self.model].visual_tokens + TEXT)
+        return self.sequences * max(self.prompt, MODELS[self.model].visual_tokens + TEXT)
 
     @property
     def written(self) -> int:
@@ -140,7 +143,7 @@ def _space(p: Profile, given: Mapping) -> list[Work]:
     work = []
     for model in models:
         work.append(Work(model, benchmark, "head scores", 1, found, passes=2))
-        work += [Work(model, b, "head scores", 1, prior, passes=2) for b in p.prior_data.values()]
+        work += [Work(model, b, "head scores", 1, prior, 2, prompt=LONG.get(b, 0)) for b in p.prior_data.values()]
         work.append(Work(model, benchmark, "replies, unmasked and ablated", 1 + cuts, test))
         work.append(Work(model, benchmark, "two questions a picture", 1, min(p.n_pairs, 2 * -(-test // 2))))
     return work + [Work(models[0], benchmark, "points of the picker", len(PICKED), test)]

@@ -12,13 +12,16 @@ LAYERS = {
     "store": 0,
     "profiles": 1, "heads": 1, "boxes": 1, "stats": 1, "answers": 1, "hub": 1,
     "samples": 2, "paper": 2, "design_space": 2,
-    "vlm": 3, "real": 3, "generated": 3, "sparsity": 3, "methods": 3,
+    "vlm": 3, "real": 3, "generated": 3, "methods": 3, "sparsity": 3,
     "attention": 4, "benchmarks": 4, "outcomes": 4,
     "scoring": 5, "evaluate": 5, "wiring": 5,
     "dpo": 6,
 }  # fmt: skip
 BELOW = {name: {other for other, layer in LAYERS.items() if layer < LAYERS[name]} for name in LAYERS}
-PRESENTATION = {"store", "profiles", "heads", "boxes", "stats", "paper", "design_space", "methods", "figures", "widgets"}
+PRESENTATION = {"store", "profiles", "heads", "boxes", "stats", "paper", "design_space", "methods"} | {
+    "figures",
+    "widgets",
+}
 ALLOWED = BELOW | {
     "benchmarks": {"store", "samples", "real", "generated", "nano.benchmarks"},
     "real": BELOW["samples"] | {"samples"},  # reads tables, no model

@@ -100,7 +100,7 @@ def test_the_design_space_runs_on_a_real_class_and_on_generated_data(repository)
     figures, runs = repository / "figures" / "paper", repository / "data" / "runs" / "paper"
     found = pd.read_csv(figures / "table_methods_found.csv").set_index("method")
     assert {"needle-text", "word-pictures", "pages", "refcoco"} == set(found.data)
-    assert found.note["retrieval_heads"].startswith("qwen2.5-vl-7b answered none of"), "random weights are right nowhere"
+    assert found.note["retrieval_heads"].startswith("qwen2.5-vl-7b answered none of"), "random weights know nothing"
     table = pd.read_csv(figures / "tableA9_variants.csv")
     assert set(table.k) == {0, 5, 10, 20, 50} and (table.n == 4).all()
     claims = pd.read_csv(figures / "claims.csv").set_index("id")

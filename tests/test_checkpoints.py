@@ -19,11 +19,10 @@ from PIL import Image
 from safetensors import safe_open
 
 from tests import checkpoints
-from vrhlib import load_vlm
-from vrhlib.attention import Ablation, ablate, capture, generate, with_replies
+from vrhlib import load_vlm, scoring
+from vrhlib.attention import Ablation, Branch, ablate, capture, generate, with_branches, with_replies
 from vrhlib.heads import Head, HeadScores, HeadSet
 from vrhlib.samples import Sample
-from vrhlib.scoring import QUERIES, Tokens
 from vrhlib.vlm import load_processor, load_unproven
 
 
@@ -258,9 +257,15 @@ def test_rows_of_the_score_are_those_that_predict_the_reply_digit_by_digit(check
     decode = checkpoint.tokenizer.decode
     encode = checkpoint.tokenizer(["Sure.", text], add_special_tokens=False)["input_ids"]
     batch = checkpoint.prepare([picture("a longer expression than this one", 448, 448), picture("carrots", 448, 448)])
-    ids = with_replies(checkpoint, batch, encode)["input_ids"][1]
-    columns = batch.expression_columns[1]
-    rows = QUERIES["output"](Tokens(batch.length, len(encode[1]), columns, np.random.default_rng(0)))
+    nulls = [scoring._null_question(checkpoint, batch, b) for b in range(2)]
+    branches = [[Branch(batch.length, e), Branch(batch.length, []), null[0]] for e, null in zip(encode, nulls)]
+    inputs, columns = with_branches(checkpoint, batch, branches)
+    ids = inputs["input_ids"][1]
+    found = scoring._rows(checkpoint, batch, 1, encode[1], columns[1], nulls[1])
+    rows = found.queries["output"]
+    spelled = "".join(decode(ids[row + 1]) for row in found.queries["output_answer"])
+    assert spelled == "".join(re.findall(r"\d+", re.search(r"\[[\d, ]+\]", text)[0]))
+    assert decode(ids[columns[1][2]]).endswith("<|im_start|>assistant\n"), "the null question ends as the prompt does"
     assert ids[rows + 1].tolist() == encode[1] and "".join(decode([i]) for i in encode[1]) == text
     assert decode(ids[: rows[0] + 1]).endswith("<|im_start|>assistant\n")
     written = {decode(ids[batch.length : row + 1]): decode(ids[row + 1]) for row in rows}

@@ -517,3 +517,9 @@ def test_runs_stand_in_the_file_and_come_back(tmp_path):
     assert load_scores(path).runs == ("abc", "def")
     assert agreements({"a": scores, "b": scores}, {"a": scores.top(2), "b": scores.top(2)}, []).attrs["runs"] == [
         "abc", "def"]  # fmt: skip
+
+
+def test_a_ranking_of_zeros_is_not_followed():
+    some = scores([[0.2, 0.0, -0.1], [0.0, 0.5, 0.0]])
+    assert [tuple(h) for h in some.found(2)] == [(1, 1), (0, 0)] == [tuple(h) for h in some.found(5)]
+    assert len(some.top(5)) == 5 and len(scores([[0.0, 0.0]]).found(1)) == 0

@@ -18,6 +18,7 @@ from vrhlib.methods import (
     called,
     coarse_choices,
     design_choices,
+    flips,
     method_scores,
     prior_work,
 )
@@ -151,14 +152,15 @@ def of_right(values: list[np.ndarray]) -> np.ndarray:
 
 def localization(known: list[ByHand]) -> np.ndarray:
     """How often a head is among the 10 of a sample with the least entropy, of the heads that look at the picture: those
-    whose mean mass on it is not below the elbow, beyond the first sixteenth of the layers (none of three)."""
+    whose mean mass on it is not below the elbow, beyond the first sixteenth of the layers (none of three). Where
+    no more than 10 look, 10 of 1,024 heads are less than one of 24, and it is the one with the least."""
     last = [s.said[-1] for s in known]
     looks = mean([mass(s, [row], s.V) for s, row in zip(known, last)])
     chosen = looks >= farthest_from_the_line(looks)
-    count = np.zeros((LAYERS, HEADS))
+    count, m = np.zeros((LAYERS, HEADS)), 10 if chosen.sum() > 10 else 1
     for s, row in zip(known, last):
         entropy = each_head(lambda i, h, s=s, row=row: s.entropy(s.A["own"][i, h, row].tolist()))
-        for head in [h for h in ranked(-entropy) if chosen[h]][:10]:
+        for head in [h for h in ranked(-entropy) if chosen[h]][:m]:
             count[head] += 1 / len(known)
     return np.where(chosen, count, -1)
 
@@ -176,7 +178,7 @@ BY_HAND: dict[str, Callable[[list[ByHand]], np.ndarray]] = {
     "sparsemm": lambda known: mean([sparsemm(s) for s in known]),
     "flip_q": lambda known: mean([mass(s, s.said, touched(s)) for s in known]),
     "flip_phi": lambda known: mean([hits(s, replying(s), touched(s)) for s in known]),
-    "flip_omega": lambda known: top_m(np.array([vrh(s) for s in known]), 2),  # a tenth of 24 heads
+    "flip_omega": lambda known: top_m(np.array([vrh(s) for s in known]), 5),
     "q_union": lambda known: mean([both(s) for s in known]),
 }
 
@@ -203,7 +205,7 @@ def spelled(vlm, pieces) -> list[int]:
 
 def test_every_method_and_flip_equals_its_formula_on_pictures(vlm, monkeypatch):
     captured, known = grounded(vlm, monkeypatch)
-    points = {name: m.on_grounding for name, m in METHODS.items()} | FLIPS
+    points = {name: m.on_grounding for name, m in METHODS.items()} | flips(5)
     assert set(points) == set(BY_HAND)
     found = {}
     for name, point in points.items():
@@ -236,7 +238,7 @@ def test_retrieval_heads_and_qrhead_equal_their_formulas_on_texts(vlm, monkeypat
 
 def test_one_sample_is_enough_for_every_method(vlm, monkeypatch):
     captured, known = grounded(vlm, monkeypatch, n=1)
-    for name, point in ({name: m.on_grounding for name, m in METHODS.items()} | FLIPS).items():
+    for name, point in ({name: m.on_grounding for name, m in METHODS.items()} | flips(5)).items():
         want = BY_HAND[name](known)
         got = captured.score(point).values
         got = np.where(want == -1, -1, got) if name == "localization_heads" else got
@@ -279,7 +281,7 @@ def test_all_methods_are_read_off_what_was_captured(vlm, monkeypatch):
     assert table.loc["vrh", ["n", "scored"]].tolist() == [4, 24] and table.loc["retrieval_heads", "n"] == 0
     assert set(got.tops(5)) == set(got.scores) & own - {"vrh"}
     assert all("@" in name for name in got.tops(5, elsewhere=True))
-    assert {name: len(h) for name, h in got.variants(6).items()} == dict.fromkeys(["vrh", *FLIPS], 6)
+    assert {name: len(h) for name, h in got.variants(6, 5).items()} == dict.fromkeys(["vrh", *FLIPS], 6)
 
 
 def test_a_method_that_finds_no_head_says_so():
@@ -307,14 +309,14 @@ def test_every_method_and_flip_is_a_point_that_can_be_made():
         assert called(method.scoring)
     for name, axis in {"flip_q": "queries", "flip_phi": "keys", "flip_omega": "samples", "q_union": "queries"}.items():
         assert {a for a in ("queries", "keys", "samples", "evidence", "among")
-                if getattr(FLIPS[name], a) != getattr(VRH, a)} == {axis}  # fmt: skip
+                if getattr(flips(5)[name], a) != getattr(VRH, a)} == {axis}  # fmt: skip
 
 
 def test_points_are_called_by_their_methods():
-    assert called(VRH) == "VRH" and called(FLIPS["flip_phi"]) == "VRH, keys turned"
+    assert called(VRH) == "VRH" and called(flips(5)["flip_phi"]) == "VRH, keys turned"
     assert called(Scoring("output", "argmax", "mean_success")) == "Retrieval Heads"
     assert called(Scoring("prompt_last", "max", "median")) == ""
-    assert len({called(point) for point in FLIPS.values()}) == len(FLIPS)
+    assert len({called(point) for point in flips(5).values()}) == len(FLIPS)
 
 
 def test_table_1_is_the_papers():

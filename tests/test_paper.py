@@ -224,14 +224,15 @@ def flips(q, phi, omega, **others) -> dict:
     return dict(zip(paper.FLIPS, (q, phi, omega))) | others
 
 
-SMALL, NONE = (1.0, -1.0, 3.0), (0.0, 0.0, 0.0)
+SMALL, NONE, BIG = (1.0, -1.0, 3.0), (0.0, 0.0, 0.0), (30.0, 25.0, 35.0)
+CUT = {"retrieval_heads": BIG, "ocr_heads_aligned": BIG, "vera": BIG, "localization_heads": BIG}
 
 
 @pytest.mark.parametrize(
     "changes, word",
     [
         (flips((9.0, 6.0, 12.0), SMALL, SMALL), "holds"),
-        (flips((-9.0, -12.0, -6.0), SMALL, SMALL), "holds"),  # more causal, but still what matters most
+        (flips((-9.0, -12.0, -6.0), SMALL, SMALL), "holds partly"),  # most, but the default is the weaker cut
         (flips((2.0, -1.0, 5.0), SMALL, SMALL), "holds partly"),
         (flips((9.0, 6.0, 12.0), (-30.0, -33.0, -27.0), SMALL), "holds partly"),
         (flips((9.0, 6.0, 12.0), SMALL, (9.0, 6.0, 12.0)), "holds partly"),
@@ -270,12 +271,15 @@ def test_the_best_variant_is_beaten_by_none(changes, word, tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "changes, random, word",
     [
-        ({"ocr": (30.0, 25.0, 35.0), "vera": (3.0, 1.0, 5.0)}, (79, 78, 80), "holds"),
-        ({"ocr": (30.0, 25.0, 35.0), "vera": SMALL}, (79, 78, 80), "holds partly"),
-        ({"ocr": (30.0, 25.0, 35.0), "vera": (-1.0, -3.0, 1.0)}, (79, 78, 80), "holds partly"),
-        ({"ocr": (30.0, 25.0, 35.0), "vera": (-4.0, -6.0, -2.0)}, (79, 78, 80), "does not hold"),
-        ({"ocr": (30.0, 25.0, 35.0)}, (20, 19, 24), "holds partly"),
-        ({"ocr": (30.0, 25.0, 35.0)}, (10, 11, 9), "does not hold"),
+        (CUT | {"vera": (3.0, 1.0, 5.0)}, (79, 78, 80), "holds"),
+        (CUT | {"vera": SMALL}, (79, 78, 80), "holds partly"),
+        (CUT | {"vera": (-1.0, -3.0, 1.0)}, (79, 78, 80), "holds partly"),
+        (CUT | {"vera": (-4.0, -6.0, -2.0)}, (79, 78, 80), "does not hold"),
+        (CUT, (20, 19, 24), "holds partly"),
+        (CUT, (10, 11, 9), "does not hold"),
+        ({"vera": BIG}, (79, 78, 80), "holds partly"),  # the others found too few heads to be cut
+        ({"qrhead": BIG}, (79, 78, 80), "not tested"),  # not one that the claim names
+        (CUT | {"sparsemm": (-9.0, -12.0, -6.0)}, (79, 78, 80), "holds"),
     ],
 )
 def test_vrh_must_cost_more_than_every_earlier_method_and_random_heads(changes, random, word, tmp_path, monkeypatch):
@@ -284,7 +288,7 @@ def test_vrh_must_cost_more_than_every_earlier_method_and_random_heads(changes, 
 
 @pytest.mark.parametrize("claim", ["query-axis", "best-variant", "beats-prior"])
 def test_a_model_with_nothing_to_lose_tests_no_claim_about_scorings(claim, tmp_path, monkeypatch):
-    good = flips((9.0, 6.0, 12.0), (3.0, 1.0, 5.0), (3.0, 1.0, 5.0))
+    good = CUT if claim == "beats-prior" else flips((9.0, 6.0, 12.0), (3.0, 1.0, 5.0), (3.0, 1.0, 5.0))
     assert verdict(claim, cuts(good, base=19.9), tmp_path, monkeypatch) == "not tested"
     monkeypatch.undo()
     assert verdict(claim, cuts(good, base=20), tmp_path, monkeypatch) == "holds"
@@ -329,3 +333,20 @@ def test_sparsity_is_judged_on_the_papers_formula_with_the_mean_beside(summed, m
     assert ours.startswith(f"sum: {summed[0]:.1f} % above 1e-3, {summed[1]:.1f} %") and f"mean: {mean[0]:.1f} %" in ours
     with pytest.raises(ValueError, match="sum is missing"):
         paper.CHECKS["sparse"](shares[:1])
+
+
+def test_the_methods_that_beats_prior_names_are_those_compared_in_the_paper_but_qrhead():
+    from vrhlib.methods import COMPARED
+
+    assert set(paper.PRIOR) == set(COMPARED) - {"qrhead"}
+
+
+def test_the_sparse_claim_shows_its_intervals():
+    shares = pd.DataFrame({"scoring": ["sum", "mean"], "above_1e-3": [10.0, 5.0], "above_5e-3": [3.0, 2.0]})
+    assert paper.CHECKS["sparse"](shares)[1] == "exact"
+    ends = {
+        f"above_{t}_{end}": [v, v]
+        for t, low, high in (("1e-3", 8, 12), ("5e-3", 2, 4))
+        for end, v in (("low", low), ("high", high))
+    }
+    assert paper.CHECKS["sparse"](shares.assign(**ends))[1] == "sum: [8.0, 12.0], [2.0, 4.0]"

@@ -19,7 +19,7 @@ from vrhlib import scoring
 from vrhlib.boxes import Box
 from vrhlib.design_space import VRH, SampleScores, Scoring
 from vrhlib.heads import Head
-from vrhlib.methods import FLIPS, METHODS
+from vrhlib.methods import METHODS, flips
 from vrhlib.samples import Sample, Samples
 from vrhlib.scoring import score_samples
 from vrhlib.vlm import VLM
@@ -278,9 +278,9 @@ BY_METHOD = {  # method: kind of data, the head that it must find, and that head
 BY_POINT = {  # point: the same, where the next method, or one choice less, finds another head
     METHODS["retrieval_heads"].on_grounding: ("scenes", "pointer", 1.0),
     METHODS["qrhead"].scoring: ("scenes", "asker", None),
-    FLIPS["flip_q"]: ("scenes", "habitual", 0.8),
-    FLIPS["flip_phi"]: ("scenes", "pointer", 1.0),
-    FLIPS["q_union"]: ("scenes", "both", 0.6),
+    flips(5)["flip_q"]: ("scenes", "habitual", 0.8),
+    flips(5)["flip_phi"]: ("scenes", "pointer", 1.0),
+    flips(5)["q_union"]: ("scenes", "both", 0.6),
     Scoring("output_emitted", "sum"): ("signs", "late", 0.6),
     Scoring("forced_output", "sum"): ("scenes", "forced", None),
     Scoring("prompt_last", "sum"): ("scenes", "grazer", 0.9),

@@ -1034,7 +1034,7 @@ def test_every_benchmark_can_be_asked_of_a_model(name, filled, tmp_path, monkeyp
     right = evaluate.accuracy_table(frame.assign(outcome="correct"))
     assert right.accuracy.item() == 100
     if name == "refcoco":
-        by_box, by_mask = (score_samples(vlm, samples, evidence=e).values["output", "sum"] for e in ("box", "mask"))
+        by_box, by_mask = (score_samples(vlm, samples, evidence=[e]).theta("output", "sum", e) for e in ("any", "mask"))
         assert by_box.shape == by_mask.shape and (by_box >= by_mask - 1e-6).all(), "a thing's outline lies in its box"
     if row.weights:
         assert set(row.weights) >= set(frame.kind)

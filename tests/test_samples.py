@@ -437,3 +437,16 @@ def test_pictures_known_by_number_and_by_hash_cannot_be_told_apart():
     with pytest.raises(ValueError, match="identify pictures in two ways"):
         numbered.disjoint(hashed)
     assert numbered.disjoint(hashed, by="row") is numbered
+
+
+def test_another_right_answer_is_another_sample():
+    """It decides which rows of a reply are scored, and what is teacher-forced."""
+    red, blue = (
+        Sample("a", None, "text", "What?", answer=word, task="answer", context="x") for word in ("red", "blue")
+    )
+    assert red.fingerprint != blue.fingerprint
+
+
+def test_a_span_outside_its_context_is_refused():
+    with pytest.raises(ValueError, match="no characters of its context"):
+        Sample("a", None, "text", "What?", answer="x", task="answer", context="one two", span=(4, 9))

@@ -382,6 +382,17 @@ def test_every_point_on_questions_about_pictures_equals_loops_over_eager_attenti
     assert [k.right for k in known] == [in_words(vlm, [w]) for w in ("red", "seven", "a dog")]
 
 
+def test_pictures_of_one_shape_in_a_batch_keep_their_own_maps(vlm):
+    """Maps of one shape are split into parts together, and have to come back to their samples."""
+    found = tiny.samples((150, 110), (70, 150), (150, 110), (150, 110), (70, 150))
+    got = score_samples(vlm, Samples("noise", "detect", found), batch_size=5)
+    for queries in ("prompt_last", "expression_last"):
+        values = got.theta(queries, "spatial_entropy", "none")
+        for s, sample in enumerate(found):
+            np.testing.assert_allclose(values[s], ByHand(vlm, sample, []).theta(queries, "spatial_entropy"), atol=1e-5)
+        assert abs(values[0] - values[2]).max() > 0.1 and abs(values[1] - values[4]).max() > 0.1
+
+
 def test_rows_that_predict_and_rows_of_the_emitted_tokens_differ(vlm, samples):
     got = score_samples(vlm, samples)
     for keys in ("sum", "argmax_visual", "share"):

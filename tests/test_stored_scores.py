@@ -1,5 +1,6 @@
 """Head scores read from the run store without a model: found for exactly what was asked, and for nothing else."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -176,6 +177,8 @@ def test_other_code_other_versions_and_another_profile_are_not_found(own, sample
 
 def test_of_two_runs_that_fit_none_is_taken(own, samples, scored):
     score_samples(own, samples, evidence=("any",))
+    assert stored(own.name, "nano", samples).runs == scored.runs, "other evidence is another run, and does not fit"
+    score_samples(own, samples, batch_size=1)
     assert stored(own.name, "nano", samples) is None
 
 
@@ -229,3 +232,21 @@ def test_a_model_that_is_not_there_has_no_revision(name, error, message):
         revision(name)
     with pytest.raises(error, match=message):
         stored(name, "nano", Samples("noise", "detect", tiny.samples()))
+
+
+def test_a_run_made_otherwise_is_not_served(vlm, samples):
+    """Of one part of tiled pictures, or of a model that was loaded with another prompt or other tiles."""
+    score_samples(vlm, samples, part="tiles")
+    assert stored(vlm.name, "nano", samples) is None
+    asked = dataclasses.replace(vlm, given={"tiles": 1})
+    score_samples(asked, samples)
+    assert stored(vlm.name, "nano", samples) is None
+    captured = score_samples(vlm, samples)
+    assert stored(vlm.name, "nano", samples).runs == captured.runs
+
+
+def test_a_run_that_lost_a_line_is_not_served(vlm, samples, root):
+    captured = score_samples(vlm, samples)
+    path = root / f"data/runs/nano/{captured.runs[0]}.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    assert stored(vlm.name, "nano", samples) is None

@@ -72,7 +72,8 @@ KEYS = {
                    "text only", "Retrieval Heads"),
     "image_mass": Choice("sum over V of A; no referent needed", "Localization Heads' first criterion"),
     "spatial_entropy": Choice("minus the entropy (nats) of the areas of the 8-connected parts of relu(A - mean over "
-                              "V); no referent needed, one row only", "Localization Heads' second criterion"),
+                              "the map, thumbnail left out); no referent needed, one row only",
+                              "Localization Heads' second criterion"),
 }  # fmt: skip
 
 SAMPLES = {
@@ -134,9 +135,9 @@ class Scoring:
     """One point of the design space, by name; prints as queries/keys/samples.
 
     `evidence` is "any" unless said otherwise, and "none" for keys that need no referent. `among`: the heads that can be
-    chosen, "all", or "looking": Localization Heads' criterion, heads beyond the first layers (two of 32, as many of a
-    sixteenth elsewhere) whose mean `image_mass` is not below the elbow of its sorted curve; all others rank behind
-    them. Raises ValueError for unknown names and for combinations that mean nothing.
+    chosen, "all", or "looking": Localization Heads' criterion, heads beyond the first sixteenth of the layers (two of
+    32) whose mean `image_mass` is not below the elbow of its sorted curve; all others rank behind them. Raises
+    ValueError for unknown names and for combinations that mean nothing.
     """
 
     queries: str
@@ -206,6 +207,14 @@ def _frequency(values: np.ndarray, m: int | None) -> np.ndarray:
     return np.bincount(order, minlength=heads).reshape(values.shape[1:]) / len(values)
 
 
+def _few_enough(samples: str, chosen: np.ndarray) -> str:
+    """`frequency(m)` with an m that can tell heads apart: where no more than m of them can be chosen, all would be
+    chosen in every sample, and m shrinks with the grid (Localization Heads' 10 is for 1,024 heads; it is 1 of 80)."""
+    name, m = parameter("samples", samples, SAMPLES)
+    scaled = max(1, round((m or 0) * chosen.size / 1024))
+    return f"frequency({scaled})" if name == "frequency" and m and m >= chosen.sum() else samples
+
+
 def _rank_mean(values: np.ndarray) -> np.ndarray:
     ranks = rankdata(values.reshape(len(values), -1), axis=1) - 1
     return ranks.mean(0).reshape(values.shape[1:]) / max(1, ranks.shape[1] - 1)
@@ -267,7 +276,9 @@ class SampleScores:
         if self.empty:
             words.append(f"{len(self.empty)} without a reply, first {self.empty[0]}")
         for queries in sorted({q for q, *_ in self.values}):
-            missing = int(np.isnan(self._row(queries)).sum()) - len(self.empty) * ("output" in queries)
+            missing = int(np.isnan(self._row(queries)).sum()) - len(self.empty) * (
+                "output" in queries and queries != "forced_output"
+            )
             words += [f"{missing} without {queries}"] * (missing > 0 and "_one" not in queries)
         return "; ".join(words)
 
@@ -297,7 +308,8 @@ class SampleScores:
         if all(key in self.values for key in needed):
             return ""
         if keys == "copy":
-            return ON_TEXT_ONLY
+            text = (queries, keys, "any") in self.values
+            return "copying is measured on evidence 'any'." if text else ON_TEXT_ONLY
         if evidence not in self.sizes:
             have = ", ".join(e for e in self.sizes if e != "none") or "none"
             return f"evidence {evidence!r} was not captured (captured: {have}). {self.about}".strip()
@@ -332,12 +344,12 @@ class SampleScores:
         return pd.DataFrame(cells)
 
     def tops(self, scorings: Sequence[Scoring], k: int) -> dict[str, HeadSet]:
-        """The top k heads of several points, by their names; points that these samples cannot give are left out, and
-        `score` says why."""
+        """The first k heads of several points, by their names; fewer where fewer score above 0. Points that these
+        samples cannot give are left out, and `score` says why."""
         found = {}
         for scoring in scorings:
             with suppress(ValueError):
-                found[str(scoring)] = self.score(scoring).top(k)
+                found[str(scoring)] = self.score(scoring).found(k)
         return found
 
     def score(self, scoring: Scoring, of: Sequence[int] | None = None) -> HeadScores:
@@ -358,7 +370,7 @@ class SampleScores:
         values = values[use]
         if scoring.among == "looking":
             chosen = self.looking(scoring.queries, use)
-            pooled = pool(np.where(chosen, values, -np.inf), scoring.samples)
+            pooled = pool(np.where(chosen, values, -np.inf), _few_enough(scoring.samples, chosen))
             pooled = np.where(chosen, pooled, pooled[chosen].min() - 1.0)  # the others rank last
         else:
             pooled = pool(values, scoring.samples)

@@ -211,7 +211,7 @@ def at_each_k(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     cut, plain = (table[table.condition.eq("unmasked") == unmasked] for unmasked in (False, True))
     return {
         f"{model}, k={k}": pd.concat([plain[plain.model == model], rows])
-        for (model, k), rows in cut.groupby(["model", "k"], sort=False)
+        for (model, k), rows in cut.groupby(["model", "benchmark", "k"], sort=False)
     }
 
 
@@ -268,21 +268,24 @@ def against(answers: pd.DataFrame, reference: str = "vrh") -> pd.DataFrame:
 
 
 def told_apart(table: pd.DataFrame, reference: str = "vrh") -> pd.DataFrame:
-    """Which conditions cost more or less than the reference, by `against`: a row per model and k: model, k, lower,
-    higher (change with its interval, which excludes 0), alike (the interval holds 0), same (every reply judged alike).
+    """Which conditions cost more or less than the reference, by `against`: a row per model, benchmark and k: lower,
+    higher (change with its interval, which excludes 0), alike (the interval holds 0), same (all replies judged alike).
 
     Each interval stands for itself: of twenty that hold nothing, one excludes 0 by chance.
     """
     rows = []
     cut = table[~table.condition.isin(["unmasked", "random", "layer_matched", reference])]
-    for (model, k), frame in cut.groupby(["model", "k"], sort=False):
+    for (model, benchmark, k), frame in cut.groupby(["model", "benchmark", "k"], sort=False):
         found: dict[str, list[str]] = {"lower": [], "higher": [], "alike": [], "same": []}
         for row in frame.itertuples():
             words = f"{row.condition} {row.change:+.1f} [{row.change_low:.1f}, {row.change_high:.1f}]"
             side = "lower" if row.change_high < 0 else "higher" if row.change_low > 0 else "alike"
             unchanged = row.change == row.change_low == row.change_high == 0
             found["same" if unchanged else side].append(row.condition if unchanged else words)
-        rows.append({"model": model, "k": k} | {side: "; ".join(words) or "–" for side, words in found.items()})
+        rows.append(
+            {"model": model, "benchmark": benchmark, "k": k}
+            | {side: "; ".join(words) or "–" for side, words in found.items()}
+        )
     return pd.DataFrame(rows)
 
 

@@ -146,9 +146,9 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
     def word(column: str, value: object) -> str:
         if not isinstance(value, float):
             return str(value)
-        if column.startswith("p_"):
+        if column == "p" or column.startswith("p_"):
             return "< 0.001" if value < 0.001 else f"{value:.3f}"
-        return f"{value:.2f}" if column.startswith(("spearman", "expected")) else f"{value:.1f}"
+        return f"{value:.2f}" if column.startswith(("spearman", "expected", "gini")) else f"{value:.1f}"
 
     return pd.DataFrame({c: [word(str(c), v) for v in frame[c].astype(object)] for c in frame}, index=frame.index)
 
@@ -956,7 +956,7 @@ def _draw_ablation_view(frame: pd.DataFrame) -> Canvas:
 def _outlined_map(ax, heads: pd.DataFrame) -> None:
     """Scores [layers, heads], brighter for higher; the ranked heads outlined."""
     values = heads.pivot(index="layer", columns="head", values="score")
-    ax.imshow(values, cmap="cividis", aspect="auto", origin="lower", vmin=0)
+    ax.imshow(values, cmap="cividis", aspect="auto", origin="lower", vmin=min(0.0, values.to_numpy().min()))
     for row in heads[heads["rank"] > 0].itertuples():
         ax.add_patch(Rectangle((row.head - 0.5, row.layer - 0.5), 1, 1, fill=False, ec=COLOUR["vrh"], lw=1.8))
     ax.set(xlabel="head", ylabel="layer")

@@ -182,6 +182,10 @@ class HeadScores:
     def top(self, k: int) -> HeadSet:
         return self.ranked().top(k)
 
+    def found(self, k: int) -> HeadSet:
+        """The first k heads; fewer where fewer score above 0: a ranking of zeros is a ranking of indices."""
+        return self.top(min(k, int((self.values > 0).sum())))
+
     def controls(self, n: int, seed: int, layer_matched: bool = False) -> HeadSet:
         """n random heads outside the top n (see `HeadSet.controls`)."""
         return self.top(n).controls(n, seed, layer_matched)

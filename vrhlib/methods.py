@@ -8,6 +8,7 @@ VRH are one method; they differ in data, in the row they read, and in a normalis
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,13 +17,22 @@ import pandas as pd
 from vrhlib.design_space import SAMPLES, VRH, SampleScores, Scoring, parameter
 from vrhlib.heads import HeadScores, HeadSet
 
-FLIPS = {
-    "flip_q": Scoring("expression", "sum", "mean"),
-    "flip_phi": Scoring("output", "argmax", "mean"),
-    "flip_omega": Scoring("output", "sum", "frequency"),
-    "q_union": Scoring("expression_and_output", "sum", "mean"),
-}
-"""VRH with one axis turned (Figure 2, Table A9), and with both query sets at once (Table A8)."""
+FLIPS = ("flip_q", "flip_phi", "flip_omega", "q_union")
+
+
+def flips(m: int) -> dict[str, Scoring]:
+    """VRH with one axis turned (Figure 2, Table A9), and with both query sets at once (Table A8), by the names `FLIPS`.
+
+    `m` of the selection frequency is not stated in the paper; here it is the k at which variants are compared, and with
+    another m the heads can be others.
+    """
+    turned = (
+        Scoring("expression", "sum", "mean"),
+        Scoring("output", "argmax", "mean"),
+        Scoring("output", "sum", f"frequency({m})"),
+        Scoring("expression_and_output", "sum", "mean"),
+    )
+    return dict(zip(FLIPS, turned))
 
 
 PICKED = tuple(
@@ -131,8 +141,9 @@ METHODS = {m.name: m for m in [
     ),
     Method(
         "sparsemm", "SparseMM", Scoring("output", "hit_inverse", "mean"), "pages", "visual document", False,
-        "Wang et al., code CR400AF-A/SparseMM",
-        "The code counts only words that stand once on the page.", "none (it sizes key-value caches)",
+        "code CR400AF-A/SparseMM",
+        "Its own data are 1,000 synthetic pages with the box of each word written, words that stand there once; here "
+        "pages with the box of the line that holds the answer.", "none (it sizes key-value caches)",
     ),
 ]}  # fmt: skip
 
@@ -159,11 +170,11 @@ class MethodScores:
         """The first k heads of each method other than VRH on its own data (or `elsewhere`: of each `...@grounding`);
         fewer, or none, where fewer heads score above 0."""
         wanted = {name: s for name, s in self.scores.items() if ("@" in name) == elsewhere and name != "vrh"}
-        return {name: s.top(min(k, int((s.values > 0).sum()))) for name, s in wanted.items()}
+        return {name: s.found(k) for name, s in wanted.items()}
 
-    def variants(self, k: int) -> dict[str, HeadSet]:
-        """The first k heads of VRH and of each of `FLIPS`, on grounding data."""
-        return {name: self.captured["grounding"].score(s).top(k) for name, s in {"vrh": VRH, **FLIPS}.items()}
+    def variants(self, k: int, m: int) -> dict[str, HeadSet]:
+        """The first k heads of VRH and of each of `flips(m)`, on grounding data; fewer where fewer score above 0."""
+        return {name: self.captured["grounding"].score(s).found(k) for name, s in {"vrh": VRH, **flips(m)}.items()}
 
     def table(self) -> pd.DataFrame:
         """A row per method: method, data, n, scored (heads with a score above 0), best (highest score), note (why there
@@ -240,6 +251,9 @@ def _compared() -> list[Method]:
 def called(scoring: Scoring) -> str:
     """The name of the method or flip that a point is, where there is one; else an empty string."""
     named = {m.on_grounding: m.title for m in METHODS.values()} | {m.scoring: m.title for m in METHODS.values()}
-    flips = {"flip_q": "VRH, queries turned", "flip_phi": "VRH, keys turned", "flip_omega": "VRH, samples turned",
+    turns = {"flip_q": "VRH, queries turned", "flip_phi": "VRH, keys turned", "flip_omega": "VRH, samples turned",
              "q_union": "VRH, both query sets"}  # fmt: skip
-    return ({FLIPS[name]: words for name, words in flips.items()} | named).get(scoring, "")
+    m = re.fullmatch(r"frequency\((\d+)\)", scoring.samples)
+    turned = {s: turns[name] for name, s in flips(int(m[1]) if m else 1).items()}
+    default = Scoring("output", "sum", "frequency")
+    return named.get(scoring) or turned.get(scoring, turns["flip_omega"] if scoring == default else "")

@@ -282,13 +282,16 @@ def _against_vrh(frame: pd.DataFrame, changes: Mapping[str, Estimate]) -> tuple[
 
 
 def _query_axis(frame: pd.DataFrame) -> tuple:
-    """Flipping Q changes accuracy most, in either direction, and by more than sampling error; either alone is "partly".
-    If no flip changes anything (the same heads, say), the axes were not told apart."""
+    """Flipping Q costs the cut most of its damage, by more than sampling error, and the other flips move accuracy less
+    than half as much. Where Q moves accuracy most but in the other direction, or others move it as much, "partly". If
+    no flip changes anything (the same heads, say), the axes were not told apart."""
     changes = _changes(frame, FLIPS)
     flip_q, *others = changes.values()
     largest = abs(flip_q.mean) > max(abs(other.mean) for other in others)
     differs = not flip_q.low <= 0 <= flip_q.high
-    holds = True if largest and differs else None if largest or differs else False
+    little = max(abs(other.mean) for other in others) < abs(flip_q.mean) / 2
+    whole = largest and differs and little and flip_q.mean > 0
+    holds = True if whole else None if largest or differs else False
     same = all(change.mean == 0 for change in changes.values())
     return *_against_vrh(frame, changes), UNTESTED if same or _nothing_to_lose(frame) else holds
 
@@ -304,16 +307,24 @@ def _best_variant(frame: pd.DataFrame) -> tuple:
     return *_against_vrh(frame, changes), UNTESTED if same or _nothing_to_lose(frame) else holds
 
 
+PRIOR = ("retrieval_heads", "ocr_heads", "vera", "localization_heads")  # whom the claim beats-prior names
+
+
 def _beats_prior(frame: pd.DataFrame) -> tuple:
-    """VRH leaves a lower accuracy than the heads of every earlier method, each detected on its own kind of data, and
-    than random heads (interval over seeds), by more than sampling error; "partly" if some differ by less than that."""
+    """VRH leaves a lower accuracy than the heads of every earlier method that the claim names, each detected on its own
+    kind of data, and than random heads (interval over seeds), by more than sampling error; "partly" if some differ by
+    less than that, or found too few heads to be cut. Methods that the claim does not name are shown, not judged."""
     changes = _changes(frame)
+    judged = {name: change for name, change in changes.items() if name.removesuffix("_aligned") in PRIOR}
+    missing = [name for name in PRIOR if name not in {n.removesuffix("_aligned") for n in judged}]
     vrh, random = (frame.loc[frame.condition == name, "accuracy"] for name in ("vrh", "random"))
-    changes["random"] = over_seeds(random - vrh.iloc[0])
-    worse = any(change.high < 0 for change in changes.values())
-    lowest = all(change.low > 0 for change in changes.values())
-    holds = False if worse else True if lowest else None
-    return *_against_vrh(frame, changes), UNTESTED if _nothing_to_lose(frame) else holds
+    changes["random"] = judged["random"] = over_seeds(random - vrh.iloc[0])
+    worse = any(change.high < 0 for change in judged.values())
+    lowest = all(change.low > 0 for change in judged.values())
+    holds = False if worse else True if lowest and not missing else None
+    ours, interval = _against_vrh(frame, changes)
+    ours += f"; not cut, fewer than k heads found: {', '.join(missing)}" if missing else ""
+    return ours, interval, UNTESTED if _nothing_to_lose(frame) or len(missing) == len(PRIOR) else holds
 
 
 def _sparse(shares: pd.DataFrame) -> tuple:
@@ -333,7 +344,10 @@ def _sparse(shares: pd.DataFrame) -> tuple:
         f"{name}: {rows.loc[name, 'above_1e-3']:.1f} % above 1e-3, {rows.loc[name, 'above_5e-3']:.1f} % above 5e-3"
         for name in fits
     )
-    return ours, "exact", True if all(fits["sum"]) else None if any(fits["sum"]) or all(fits["mean"]) else False
+    columns = ["above_1e-3_low", "above_1e-3_high", "above_5e-3_low", "above_5e-3_high"]
+    ends = rows.loc["sum"].reindex(columns)
+    interval = "sum: [{:.1f}, {:.1f}], [{:.1f}, {:.1f}]".format(*ends) if ends.notna().all() else "exact"
+    return ours, interval, True if all(fits["sum"]) else None if any(fits["sum"]) or all(fits["mean"]) else False
 
 
 CHECKS: dict[str, Check] = {

@@ -6,6 +6,7 @@ is not computed again. Nothing here needs torch, a GPU or the network, except `c
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -39,7 +40,7 @@ CONTEXT_GB = 2.0  # CUDA itself, the vision tower's activations
 # reads (MLP: 3 x 18,944 numbers of 2 bytes, 0.11 MB), for every token of all sequences that run at once.
 TOKEN_GB = 0.3e-3
 MOST_TOKENS = 3328  # of the cost table's picture; InternVL gives no more (12 tiles and a thumbnail), enlarged or not
-SPARE_GB = 2.0  # of disk, beside the downloads
+SPARE_GB = 6.0  # of disk, beside the downloads: scores of every variant take 1 to 2 MB a sample
 
 
 # ---------------------------------------------------------------- what the notebooks run
@@ -135,10 +136,13 @@ def _space(p: Profile, given: Mapping) -> list[Work]:
     from vrhlib.methods import FLIPS, METHODS, PICKED  # needs numpy, as `benchmark_table` does
 
     models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "02_design_space", p.n_variants)
+    for model in models:
+        if (heads := math.prod(MODELS[model].grid)) < 2 * given["K"]:
+            raise ValueError(f"K={given['K']}: controls need as many heads outside; {model} has {heads} in all.")
     own = {name: m for name, m in METHODS.items() if m.data in p.prior_data or m.data == "pictures"}
     formulas = [m for m in METHODS.values() if m.data not in ("grounding", "pictures")]
     ks = {*p.variant_ks, given["K"] or p.variant_k}
-    cuts = len(ks) * (1 + len(FLIPS) + len(own) + len(p.control_seeds)) + len(formulas)
+    cuts = len(ks) * (1 + len(FLIPS) + len(own) + len(p.control_seeds)) + len(formulas) + len(p.control_seeds)
     prior = given["N_PRIOR"] or p.n_prior
     work = []
     for model in models:

@@ -111,8 +111,9 @@ class Sample:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes when anything that determines a reply changes: the run key is built from it."""
+        """Changes when anything that determines a reply or a head score changes: the run key is built from it."""
         more = [self.context, self.span and [*self.span]] if self.context else []
+        more += ["answer", self.answer] if self.answer is not None else []
         box = self.box and [*map(float, self.box)]
         return store.digest([self.id, self.image_key, self.text, box, self.task, *more])
 

@@ -39,7 +39,7 @@ from vrhlib.heads import HeadScores, HeadSet
 from vrhlib.outcomes import judged
 from vrhlib.profiles import MODELS
 from vrhlib.samples import Sample, Samples
-from vrhlib.vlm import VLM, Batch, revision
+from vrhlib.vlm import FAMILIES, VLM, Batch, revision
 
 BOX_EVIDENCE = ("any", "centre", "overlap(0.5)", "box_share(0.001)", "soft")
 NULL = "N/A"  # what stands in the expression's place in the null question
@@ -52,13 +52,17 @@ Variant = tuple[str, str, str]  # queries, keys, evidence
 
 def offered(samples: Samples) -> tuple[tuple[str, ...], str]:
     """The evidence that every sample of a set can give, and why the rest is missing."""
-    boxes, masks, spans = ([s.id for s in samples if getattr(s, a) is None] for a in ("box", "mask", "span"))
+    boxes, spans = ([s.id for s in samples if getattr(s, a) is None] for a in ("box", "span"))
+    masks = [s.id for s in samples if s.mask is None or not s.pixels.any()]
     if not spans:
         return ("any",), "A text has words, and no cells that lie in a box."
     if boxes:
         return (), f"{len(boxes)} of {len(samples)} samples have no box (first: {boxes[0]})."
     if masks:
-        return BOX_EVIDENCE, f"{len(masks)} of {len(samples)} samples have no mask (first: {masks[0]})."
+        return (
+            BOX_EVIDENCE,
+            f"{len(masks)} of {len(samples)} samples have no mask, or an empty one (first: {masks[0]}).",
+        )
     return (*BOX_EVIDENCE, "mask"), ""
 
 
@@ -108,13 +112,12 @@ def score_samples(
     text = samples[0].image is None
     if text and not samples[0].context:
         raise ValueError(f"{samples!r}: neither a picture nor a context, so there is nothing that heads could look at.")
-    names = variants(evidence, text, forced=samples[0].task != "point")
+    names = _variants_of(samples, evidence)
     limit = samples.max_new_tokens or vlm.max_new_tokens
-    masks = [store.digest(np.packbits(s.pixels).tobytes().hex()) for s in samples] if "mask" in evidence else None
     run = store.Run(
         task="scores", benchmark=f"{samples.benchmark} {samples.split}", kernel=KERNEL, batch_size=batch_size,
         samples=tuple(s.fingerprint for s in samples), decoding={"greedy": True, "max_new_tokens": limit},
-        condition={"variants": ["/".join(name) for name in names], "part": part, "masks": masks, "null": NULL},
+        condition=_condition(samples, evidence, part, vlm.given),
         data=samples.origin, **vlm.identity(),
     )  # fmt: skip
     with store.open_run(run, vlm.profile) as results:
@@ -138,15 +141,31 @@ def score_samples(
     return captured
 
 
+def _variants_of(samples: Samples, evidence: Sequence[str]) -> list[Variant]:
+    return variants(evidence, text=samples[0].image is None, forced=samples[0].task != "point")
+
+
+def _condition(samples: Samples, evidence: Sequence[str], part: Part, given: Mapping) -> dict:
+    """What the run key knows of a scoring pass beside model and samples; needs no model."""
+    masks = [store.digest(np.packbits(s.pixels).tobytes().hex()) for s in samples] if "mask" in evidence else None
+    names = ["/".join(name) for name in _variants_of(samples, evidence)]
+    return {"variants": names, "part": part, "masks": masks, "null": NULL, "given": dict(given)}
+
+
 def stored(model: str, profile: str, samples: Samples) -> SampleScores | None:
-    """What `score_samples` left of these samples, read without loading the model; None unless exactly one such run is
-    complete. Whether replies were right is not known here: reading them takes the model's processor."""
+    """What `score_samples` left of these samples by its defaults (model as `load_vlm(model)` gives it, all evidence,
+    both parts), read without loading the model; None unless exactly one such run is complete. Whether replies were
+    right is not known here: reading them takes the model's processor."""
+    evidence, missing = offered(samples)
     same = store.sample_set([s.fingerprint for s in samples], samples.origin)
-    found = store.stored(profile, task="scores", model=model, revision=revision(model), **same)
+    condition = _condition(samples, evidence, "both", given={})
+    if model in MODELS:
+        family = FAMILIES[MODELS[model].family]
+        same["prompt"] = [MODELS[model].prompt or family.prompt, family.question_prompt, family.point_prompt]
+    found = store.stored(profile, task="scores", model=model, revision=revision(model), condition=condition, **same)
     if len(found) != 1:
         return None
-    (results, told), (_, missing) = found[0], offered(samples)
-    names = [tuple(name.split("/")) for name in told["condition"]["variants"]]
+    results, names = found[0][0], _variants_of(samples, evidence)
     records = [results.records[s.id] for s in samples]
     grid = MODELS[model].grid if model in MODELS else None
     return _gathered(model, grid, samples, names, records, missing, results.path)
@@ -372,8 +391,9 @@ def component_entropy(maps: np.ndarray) -> np.ndarray:
     within[1] = 1  # neighbours in the same map only
     parts, count = ndimage.label(above, within)
     areas = np.bincount(parts.ravel(), minlength=count + 1)[1:].astype(float)
-    first = np.unique(parts.ravel(), return_index=True)[1][-count:] if count else np.zeros(0, int)
-    owner = first // maps[0].size
+    owner = np.zeros(count + 1, int)
+    owner[parts.ravel()] = np.arange(parts.size) // maps[0].size  # a part lies in one map
+    owner = owner[1:]
     total = np.bincount(owner, areas, minlength=len(maps))
     share = areas / total[owner] if count else areas
     entropy = np.bincount(owner, -share * np.log(np.maximum(share, 1e-300)), minlength=len(maps))

@@ -41,7 +41,7 @@ def by_area(captured: Mapping[str, SampleScores], samples: Samples, bins: int = 
     and bin: model, keys (sum or mean), area (median, percent of the picture), share (percent of heads), low, high, n.
     """
     area = np.array([100 * s.box.area / (s.image.size[0] * s.image.size[1]) for s in samples])
-    cuts = np.array_split(np.argsort(area, kind="stable"), bins)
+    cuts = np.array_split(np.argsort(area, kind="stable"), min(bins, len(area)))
     rows = []
     for model, scores in captured.items():
         at = {name: i for i, name in enumerate(scores.ids)}

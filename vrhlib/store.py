@@ -182,7 +182,7 @@ class Run:
     image_backend: str
     benchmark: str
     data: str  # where the samples come from: Hub id, commit and split
-    samples: tuple[str, ...]  # one fingerprint a sample: id, key of its picture, text and box
+    samples: tuple[str, ...]  # one `Sample.fingerprint` each
     image_limits: dict
     prompt: list
     condition: dict
@@ -237,7 +237,7 @@ class Results:
         self.records[sample_id] = json.loads(line)  # as a later session will read it
         del self.records[sample_id]["id"]
 
-    def _read(self) -> None:
+    def _read(self, repair: bool = True) -> None:
         if not self.path.exists():
             return
         data = self.path.read_bytes()
@@ -256,7 +256,7 @@ class Results:
             if key in self.records:
                 raise CorruptRun(f"{self.path}, line {number} repeats sample {key!r}. Delete one of the two lines.")
             self.records[key] = record
-        if tail:  # a process was killed while writing: that sample is computed again
+        if tail and repair:  # a process was killed while writing: that sample is computed again
             with self.path.open("rb+") as file:
                 file.truncate(len(data) - len(tail))
 
@@ -301,8 +301,9 @@ def stored(profile: str, **facts: object) -> list[tuple[Results, dict]]:
         told = _told(path)
         if all(told.get(name) == value for name, value in wanted.items()):
             results = Results(path)
-            results._read()
-            found.append((results, told))
+            results._read(repair=False)
+            if len(results) == told["samples"]:  # no line was lost since
+                found.append((results, told))
     return found
 
 

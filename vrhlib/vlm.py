@@ -153,6 +153,7 @@ class VLM:
     rows: int = 128  # sequences that run at once, at most
     running: int = 0  # and in the pass that began last
     wiring: dict = field(default_factory=dict, repr=False)
+    given: dict = field(default_factory=dict)  # `prompt` and `tiles` that `load_vlm` was asked for
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -399,6 +400,7 @@ def load_unproven(
     if broken:
         raise ValueError(f"The weights of {name} do not fit its config.json: {broken}. Fetch both from one revision.")
     family = FAMILIES[config.model_type]
+    given = {name: value for name, value in {"prompt": prompt, "tiles": tiles}.items() if value is not None}
     prompt = prompt or pin.prompt or family.prompt
     if prompt.count("{expression}") != 1:
         raise ValueError(f"The prompt needs {{expression}} once, got {prompt!r}.")
@@ -414,7 +416,7 @@ def load_unproven(
         processor.image_processor.max_patches = tiles
     return VLM(
         str(name), model.to(device).eval(), processor, family, prompt, pin.max_new_tokens,
-        _folder_digest(Path(source)) if local else commit, pin.profile, pin.rows,
+        _folder_digest(Path(source)) if local else commit, pin.profile, pin.rows, given=given,
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ def scoring_picker(
         except ValueError as error:
             return figures.refused(str(error)).png()
         formula = "\n".join(f"{axis}  {axes[axis][value]}" for axis, value in point.items())
-        bars = {"unmasked": beside["unmasked"], "this scoring": measured.get(frozenset(scores.top(k).heads))}
+        bars = {"unmasked": beside["unmasked"], "this scoring": measured.get(frozenset(scores.found(k).heads))}
         return figures.design_view(scores, k, called(scoring), formula, bars | dict(beside)).png()
 
     return View(draw, controls)

@@ -211,7 +211,7 @@ def at_each_k(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     cut, plain = (table[table.condition.eq("unmasked") == unmasked] for unmasked in (False, True))
     return {
         f"{model}, k={k}": pd.concat([plain[plain.model == model], rows])
-        for (model, k), rows in cut.groupby(["model", "benchmark", "k"], sort=False)
+        for (model, k), rows in cut.groupby(["model", "k"], sort=False)
     }
 
 

@@ -467,7 +467,8 @@ def _draw_variants(table: pd.DataFrame) -> Canvas:
         ax.set_title(f"{model} on {base.benchmark}\nk={cut.k.max():.0f}, unmasked {base.accuracy:.1f}, {_n(own)} each")
     axes[0, 0].set_ylabel("Acc@IoU 0.5 (%)")
     seeds = table[table.condition == "random"].groupby("model").seed.nunique().min()
-    words = f"Bars: 95 % intervals{f'; random heads: mean and range of {seeds} seeds' if seeds > 1 else ''}. "
+    spread = f"; random heads: mean and range of {seeds} seeds" if seeds > 1 else ""
+    words = f"Whiskers: 95 % Wilson intervals{spread}. "
     words += "Numbers: change against VRH in points, *\u00a0where its 95 % interval (paired bootstrap) excludes 0. "
     words += "Dashed: unmasked."
     canvas.suptitle(textwrap.fill(words, round(15 * canvas.get_figwidth())), fontsize=8, color="#333333")

@@ -494,7 +494,7 @@ def test_a_reference_that_is_missing_at_some_k_is_an_error_that_says_where():
 def changes(rows: dict[str, tuple[float, float, float]], model: str = "m", k: int = 3) -> pd.DataFrame:
     frame = pd.DataFrame([(name, *row) for name, row in rows.items()],
                          columns=["condition", "change", "change_low", "change_high"])  # fmt: skip
-    return frame.assign(model=model, k=k)
+    return frame.assign(model=model, k=k, benchmark="scenes")
 
 
 def test_conditions_are_told_apart_by_whether_the_interval_holds_zero():
@@ -506,11 +506,13 @@ def test_conditions_are_told_apart_by_whether_the_interval_holds_zero():
                  "from zero": (5, 0, 10), "unclear": (1, -3, 5), "equal": (0, 0, 0), "wavers": (0, -5, 5)}),
         changes({"vrh": (0, 0, 0), "worse": (0, 0, 0)}, k=5),
         changes({"vrh": (0, 0, 0), "other": (7, 5, 9)}, model="n"),
+        changes({"vrh": (0, 0, 0), "other": (-7, -9, -5)}, model="n").assign(benchmark="words"),
     ])  # fmt: skip
     found = evaluate.told_apart(table)
-    assert list(found.columns) == ["model", "k", "lower", "higher", "alike", "same"]
-    assert list(zip(found.model, found.k)) == [("m", 3), ("m", 5), ("n", 3)]
-    first, second, third = found.itertuples()
+    assert list(found.columns) == ["model", "benchmark", "k", "lower", "higher", "alike", "same"]
+    assert list(zip(found.model, found.k)) == [("m", 3), ("m", 5), ("n", 3), ("n", 3)]
+    first, second, third, elsewhere = found.itertuples()
+    assert elsewhere.benchmark == "words" and elsewhere.lower == "other -7.0 [-9.0, -5.0]" and elsewhere.higher == "–"
     assert first.lower == "worse -20.0 [-30.0, -10.0]; worst -40.0 [-50.0, -0.1]"
     assert first.higher == "better +20.2 [0.5, 30.0]"
     assert [words.split(" [")[0] for words in first.alike.split("; ")] == [

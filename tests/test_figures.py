@@ -116,6 +116,7 @@ EVERY = {
     "ablation_view": lambda: figures.ablation_view(
         SCORES, 2, {"vrh": 20.0, "random": 80.0}, ("the cat", IMAGE, BOX, {"unmasked": BOX, "vrh": None})
     ),
+    "refused": lambda: figures.refused("copy: copying is defined for text only, whatever $x$ costs."),
     "one_token": lambda: figures.one_token(sweep()),
     "few_samples": lambda: figures.few_samples(stable()),
     "cost": lambda: figures.cost(cost()),

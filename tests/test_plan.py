@@ -359,7 +359,7 @@ GONE = {"refcoco": "refcoco: not on the Hub"}
     [
         ({"gpu_gb": None}, "No CUDA device"),
         ({"gpu_gb": 20.0}, "qwen2.5-vl-7b needs 22.9 GB of GPU memory, and 20.0 GB are free"),
-        ({"disk_gb": 73.0}, "73.7 GB of disk are needed, and 73.0 GB are free"),
+        ({"disk_gb": 73.0}, "77.7 GB of disk are needed, and 73.0 GB are free"),
         ({"refused": GONE}, "refcoco: not on the Hub"),
     ],
 )

@@ -424,3 +424,10 @@ def test_check_asks_this_machine(monkeypatch):
 def test_a_gpu_is_looked_for_where_torch_would_find_it():
     assert (plan.free_gpu_gb("cuda") is None) != torch.cuda.is_available()
     assert plan.free_gpu_gb("cuda:99") is None
+
+
+def test_more_heads_than_controls_can_match_are_refused_before_anything_runs():
+    given = BOOKS["02_design_space"].parameters
+    assert plan.work_of("02_design_space", "nano", given | {"K": 40})
+    with pytest.raises(ValueError, match="K=41: controls need as many heads outside; nano-qwen2.5-vl has 80 in all"):
+        plan.work_of("02_design_space", "nano", given | {"K": 41})

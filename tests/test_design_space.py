@@ -235,9 +235,9 @@ def test_the_elbow_of_a_curve_drawn_by_hand():
 # ---------------------------------------------------------------- the parts of a map
 
 
-def flood(above: list[list[bool]]) -> list[int]:
-    """Areas of the 8-connected parts."""
-    todo, areas = {(r, c) for r, row in enumerate(above) for c, on in enumerate(row) if on}, []
+def flood(todo: set[tuple[int, int]]) -> list[int]:
+    """Areas of the 8-connected parts of a set of places (row, column), which it empties."""
+    areas = []
     while todo:
         stack, area = [todo.pop()], 0
         while stack:
@@ -251,8 +251,7 @@ def flood(above: list[list[bool]]) -> list[int]:
 
 
 def entropy_by_hand(map_: np.ndarray) -> float:
-    rows, mean = map_.tolist(), float(map_.mean())
-    areas = flood([[v > mean for v in row] for row in rows])
+    areas = flood(set(zip(*np.nonzero(map_ > map_.mean()))))
     return -sum(a / sum(areas) * math.log(a / sum(areas)) for a in areas) if areas else math.log(map_.size)
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.test_design_space import flood
 from vrhlib import boxes, scoring, store
 from vrhlib.attention import generate
 from vrhlib.boxes import Box
@@ -275,16 +276,7 @@ class ByHand:
         across, down = sorted({c[0] for c in cells}), sorted({c[1] for c in cells})
         values = {(down.index(c[1]), across.index(c[0])): a[column] for c, column in zip(cells, self.V)}
         mean = sum(values.values()) / len(values)
-        todo, areas = {place for place, v in values.items() if v > mean}, []
-        while todo:
-            stack, area = [todo.pop()], 0
-            while stack:
-                r, c = stack.pop()
-                area += 1
-                near = {(r + i, c + j) for i in (-1, 0, 1) for j in (-1, 0, 1)} & todo
-                todo -= near
-                stack += near
-            areas.append(area)
+        areas = flood({place for place, v in values.items() if v > mean})
         return -sum(n / sum(areas) * math.log(n / sum(areas)) for n in areas)
 
 

@@ -254,6 +254,10 @@ case "$command" in
     test)
         set_up test
         say "Running the tests"
+        if [ ${#words[@]} -eq 0 ]; then  # all: a process per core, four at most (each loads torch), a file at a time
+            words=(-n auto --maxprocesses 4 --dist loadfile)
+            export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # processes that share cores and spin threads crawl
+        fi
         exec "$PYTHON" -m pytest ${words[@]+"${words[@]}"}
         ;;
     lab)

@@ -1,7 +1,10 @@
 """Replies and accuracy: crafted replies for the arithmetic, real tiny models for conditions and resume."""
 
 import dataclasses
+import itertools
 import json
+import zlib
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,8 +12,8 @@ import pytest
 import torch
 
 from tests import tiny
-from vrhlib import evaluate
-from vrhlib.attention import Ablation, generate
+from vrhlib import evaluate, paper, store
+from vrhlib.attention import KINDS, PHASES, Ablation, generate
 from vrhlib.boxes import Box
 from vrhlib.evaluate import (
     UNMASKED,
@@ -29,6 +32,9 @@ from vrhlib.stats import paired_difference
 pytestmark = pytest.mark.usefixtures("root")
 GRID = (3, 8)
 RANKED = HeadSet(tuple(Head(*p) for p in [(1, 5), (0, 1), (2, 7), (1, 0)]), GRID, "VRH")
+# Five of the eight heads of layer 0: the other three can stand for three of them.
+CROWDED = HeadSet(tuple(Head(*p) for p in [(0, 0), (0, 1), (1, 5), (0, 2), (0, 3), (0, 4)]), GRID, "crowded")
+one_class = pytest.mark.parametrize("vlm", ["qwen3-vl"], indirect=True)  # where the class of a model does not matter
 
 
 @pytest.fixture
@@ -105,7 +111,7 @@ def test_every_reply_has_the_outcome_a_reader_would_give_it(vlm, scripted):
     scripted(script)
     samples = big_samples()
     frame = replies(vlm, samples, {UNMASKED: None})
-    columns = "model benchmark condition k seed id kind task text x0 y0 x1 y1 iou inside outcome lost"
+    columns = "model benchmark condition k seed image id kind task text x0 y0 x1 y1 iou inside outcome lost"
     assert list(frame.columns) == columns.split()
     assert frame.outcome.tolist() == ["correct"] * 3 + ["wrong box", "no box", "cut off", "degenerate", "malformed"]
     for _, row in frame.iterrows():
@@ -116,7 +122,7 @@ def test_every_reply_has_the_outcome_a_reader_would_give_it(vlm, scripted):
         else:
             assert np.isnan(box).all() and row.iou == 0
     assert frame.iou[0] > 0.95  # read in the frame of the resized picture
-    assert frame.kind.tolist() == ["a", "b"] * 4
+    assert frame.kind.tolist() == ["a", "b"] * 4 and frame.image.tolist() == ["noise"] * 8
     assert frame.attrs["runs"] and accuracy(frame.outcome).correct == 3
 
 
@@ -396,6 +402,39 @@ def test_groups_are_the_heads_and_two_kinds_of_controls_outside_them():
     assert found["layer_matched 0"].layers.tolist() == RANKED.layers.tolist()
 
 
+def test_layer_matched_controls_go_as_far_as_layers_have_heads_left():
+    found = evaluate.groups(CROWDED, (0, 3))
+    assert {name: len(heads) for name, heads in found.items()} == {
+        "vrh": 6, "random 0": 6, "random 3": 6, "layer_matched 0": 4, "layer_matched 3": 4
+    }  # fmt: skip
+    for k in range(5):
+        assert found["layer_matched 3"].top(k).layers.tolist() == CROWDED.top(k).layers.tolist()
+    assert not found["layer_matched 3"].overlap(CROWDED)
+    full = HeadSet(tuple(Head(0, h) for h in range(8)), GRID, "a whole layer")
+    assert list(evaluate.groups(full, (0, 3))) == ["vrh", "random 0", "random 3"], "no head of layer 0 is left"
+
+
+def test_numbers_of_heads_without_enough_layer_matched_sets_are_named():
+    """Sets counted by listing them: as many heads from outside, with the same number in every layer."""
+    free = [head.layer for head in CROWDED.rest()]
+    sets = {
+        k: sum(sorted(layers) == sorted(h.layer for h in CROWDED.top(k)) for layers in itertools.combinations(free, k))
+        for k in range(1, 6)
+    }
+    assert sets == {1: 3, 2: 3, 3: 21, 4: 7, 5: 0}
+    line = evaluate.unmatched("m", CROWDED, [5, 2, 1, 3, 4, 6, 2])
+    assert line == (
+        "m: layer-matched sets that there are: k=1: 3, k=2: 3, k=5: none, k=6: none "
+        "(layer 0 has 3 heads outside the set for the 5 of its heads inside)"
+    )
+    assert evaluate.unmatched("m", CROWDED, [3, 4]) == "m: five layer-matched sets or more at every k"
+    four = HeadSet(tuple(Head(0, h) for h in range(4)), GRID, "half a layer")
+    assert evaluate.unmatched("m", four, [1, 4]) == ("m: layer-matched sets that there are: k=1: 4, k=4: 1"), (
+        "few, but there are some: no layer is emptied"
+    )
+    assert "or more at every k" in evaluate.unmatched("m", RANKED, [1, 2, 3, 4])
+
+
 def test_a_summary_averages_seeds_and_counts_them():
     rows = [("unmasked", 0, None, 80.0), ("vrh", 4, None, 20.0), ("vrh", 2, None, 50.0), ("random", 4, 0, 70.0),
             ("random", 4, 1, 60.0)]  # fmt: skip
@@ -542,6 +581,343 @@ def test_short_groups_are_cut_only_as_far_as_they_go(vlm, samples, calls):
     assert found.seed.tolist()[-2:] == [3, 3]
     texts = found.set_index(["condition", "k"]).text
     assert texts["two", 2] == texts["VRH", 2], "and as far as it goes it is cut"
+
+
+# ---------------------------------------------------------------- expressions about one picture
+
+
+def test_two_samples_of_one_picture_are_resampled_together():
+    """Ten pictures with two expressions that always fare alike say as much as ten samples, not as twenty."""
+    first, second = range(10), range(10, 20)
+    picture = [f"picture {i}" for i in first]
+    right = {"unmasked": set(range(9)), "vrh": {0, 1, 2, 3}, "other": {0, 1}}
+
+    def frame(both: bool, image: bool) -> pd.DataFrame:
+        parts = []
+        for condition, fine in right.items():
+            for order in (first, second)[: 1 + both]:
+                rows = told(
+                    condition, fine | {i + 10 for i in fine}, k=0 if condition == "unmasked" else 3, order=order
+                )
+                parts.append([row | ({"image": p} if image else {}) for row, p in zip(rows, picture)])
+        return answers_of(*parts)
+
+    bounds = {}
+    for case in itertools.product((False, True), repeat=2):
+        drops = evaluate.paired_drops(frame(*case), 3).set_index("condition")
+        other = evaluate.against(frame(*case)).set_index("condition").loc["other"]
+        assert drops.change.to_dict() == {"vrh": pytest.approx(-50), "other": pytest.approx(-70)}
+        assert drops.n.tolist() == [20 if case[0] else 10] * 2, "n counts samples"
+        bounds[case] = (*drops.loc["vrh", ["low", "high"]], other.change_low, other.change_high)
+    for same in ((False, True), (False, False)):
+        assert bounds[True, True] == pytest.approx(bounds[same])
+    for low, high in ((0, 1), (2, 3)):
+        taken_apart = bounds[True, False][high] - bounds[True, False][low]
+        assert taken_apart < 0.9 * (bounds[True, True][high] - bounds[True, True][low]), "sqrt(2) too sure"
+
+
+# ---------------------------------------------------------------- sweeps of several benchmarks
+
+
+def names_its_cut(vlm, sample, condition, size) -> str:
+    return "nothing cut" if condition is None else cut_of(condition.heads)
+
+
+def cut_of(heads) -> str:
+    return "without " + " ".join(map(str, sorted(heads)))
+
+
+AT = ["benchmark", "condition", "k", "seed", "id"]
+
+
+def rows_at(frame: pd.DataFrame) -> list[tuple]:
+    """(benchmark, condition, k, seed) of a frame of replies, each once, in order."""
+    return list(frame[AT[:-1]].fillna(-1).drop_duplicates().itertuples(index=False, name=None))
+
+
+@one_class
+def test_a_causal_sweep_cuts_heads_at_every_k_and_controls_at_some(vlm, samples, scripted):
+    scripted(names_its_cut)
+    tests = [samples[:3], Samples("other", "test", tiny.samples((90, 60), (60, 80)))]
+    frame = evaluate.causal_sweep(vlm, iter(tests), RANKED, (1, 2, 3), (2, 4), seeds=(0, 3), batch_size=2)
+    controls = [(c, k, s) for c in ("random", "layer_matched") for s in (0, 3) for k in (2, 4)]
+    want = [("unmasked", 0, -1), *(("vrh", k, -1) for k in (1, 2, 3, 4)), *controls]
+    assert sorted(rows_at(frame)) == sorted((b, *at) for b in ("noise", "other") for at in want)
+    assert not frame.duplicated(AT).any() and len(frame) == (3 + 2) * len(want)
+    assert frame.groupby("benchmark").id.nunique().to_dict() == {"noise": 3, "other": 2}
+    cut = {("unmasked", 0, -1): "nothing cut"} | {("vrh", k, -1): cut_of(RANKED.top(k)) for k in (1, 2, 3, 4)}
+    for condition, k, seed in controls:
+        drawn = RANKED.controls(4, seed, layer_matched=condition == "layer_matched").top(k)
+        assert not drawn.overlap(RANKED), "from outside all four heads, also where two are cut"
+        cut[condition, k, seed] = cut_of(drawn)
+    for (_, *at), rows in frame.fillna({"seed": -1}).groupby(AT[:-1]):
+        assert set(rows.text) == {cut[tuple(at)]}, at
+
+
+@one_class
+def test_a_causal_sweep_is_the_separate_sweeps_below_each_other(vlm, samples):
+    tests = [samples[:2], Samples("other", "test", tiny.samples((90, 60)))]
+    frame = evaluate.causal_sweep(vlm, tests, RANKED, (1, 2), (2,), seeds=(3,), batch_size=2)
+    parts = []
+    for test in tests:
+        parts += [replies(vlm, test, {UNMASKED: None}, 2)]
+        for name, heads in evaluate.groups(RANKED, (3,)).items():
+            for k in (1, 2) if name == "vrh" else (2,):
+                parts += [sweep_replies(vlm, test, {name: heads}, [k], batch_size=2).query("condition != 'unmasked'")]
+    apart = evaluate.together(parts)
+    pd.testing.assert_frame_equal(
+        frame.sort_values(AT, ignore_index=True), apart.sort_values(AT, ignore_index=True), check_like=True
+    )
+    assert frame.text.nunique() > 5, "and the conditions differ"
+    assert frame.attrs["runs"] == sorted(set(frame.attrs["runs"])) and len(frame.attrs["runs"]) == 2 * 5
+
+
+@one_class
+def test_a_causal_sweep_leaves_layer_matched_controls_out_where_a_layer_is_empty(vlm, samples, scripted):
+    scripted(names_its_cut)
+    frame = evaluate.causal_sweep(vlm, [samples[:1]], CROWDED, (), (4, 6), seeds=(0,))
+    want = [("unmasked", 0, -1), ("vrh", 4, -1), ("vrh", 6, -1), ("random", 4, 0), ("random", 6, 0),
+            ("layer_matched", 4, 0)]  # fmt: skip
+    assert sorted(rows_at(frame)) == sorted(("noise", *at) for at in want) and len(frame) == len(want)
+
+
+def test_cells_are_what_paper_and_pencil_give():
+    unreadable = {4: "no box", 5: "malformed", 6: "cut off", 7: "degenerate"}
+    vrh = [row | {"outcome": unreadable.get(i, row["outcome"])} for i, row in enumerate(told("vrh", {0, 1, 2}))]
+    first = [
+        UNCUT, vrh, told("vrh", set(), k=5), told("random", set(), k=5, seed=0),
+        *(told("random", set(range(n)), seed=s) for s, n in enumerate((8, 6, 7))),
+        *(told("layer_matched", set(range(n)), seed=s) for s, n in enumerate((5, 7))),
+    ]  # fmt: skip
+    other = {"model": "n", "benchmark": "c"}
+    second = [told("unmasked", {0, 1, 2, 3}, k=0, **other), told("vrh", {0, 1, 2, 3, 4, 5}, k=5, **other),
+              *(told("random", set(range(n)), k=5, seed=s, **other) for s, n in enumerate((4, 4)))]  # fmt: skip
+    table = evaluate.cells(answers_of(*first, *second), {"m": 3, "n": 5})
+    assert table.attrs["runs"] == ["one", "two"]
+    assert (
+        list(table.columns)
+        == (
+            "model benchmark k n unmasked vrh drop drop_low drop_high random_drop random_drop_low random_drop_high "
+            "matched_drop unreadable"
+        ).split()
+    )
+    m, n = table.itertuples()
+    assert (m.model, m.benchmark, m.k, m.n) == ("m", "b", 3, 10)
+    assert (m.unmasked, m.vrh, m.drop) == pytest.approx((90, 30, 60))
+    assert 0 < m.drop_low < 60 < m.drop_high <= 100
+    # Drops of 10, 30 and 20 points: standard deviation 10, and t(0.975, 2) = 4.3027.
+    assert m.random_drop == pytest.approx(20) and m.matched_drop == pytest.approx((40 + 20) / 2)
+    half = 4.302653 * 10 / 3**0.5
+    assert (m.random_drop_low, m.random_drop_high) == pytest.approx((20 - half, 20 + half))
+    in_words = paired_difference([i < 9 for i in range(10)], [i < 3 for i in range(10)])
+    assert (m.drop_low, m.drop_high) == pytest.approx((in_words.low, in_words.high), abs=10.01)
+    assert m.unreadable == pytest.approx(30), "a degenerate box is a box"
+    assert (n.model, n.benchmark, n.k, n.unmasked, n.vrh) == ("n", "c", 5, 40, 60) and n.drop == pytest.approx(-20)
+    assert (n.random_drop, n.random_drop_low, n.random_drop_high, n.unreadable) == (0, 0, 0, 0)
+    assert np.isnan(n.matched_drop), "no layer-matched draw is no drop of 0"
+
+
+def test_pooled_benchmarks_count_every_sample_once():
+    both = [
+        part
+        for name, uncut, cut in (("a", range(9), {0, 1}), ("b", range(5), {4}))
+        for part in (told("unmasked", set(uncut), k=0, benchmark=name), told("vrh", cut, benchmark=name))
+    ]
+    both += [told("random", set(range(s + 3)), seed=s, benchmark=name) for s in (0, 1) for name in "ab"]
+    pooled = evaluate.pooled(answers_of(*both), "two benchmarks")
+    assert pooled.attrs["runs"] == ["one", "two"]
+    assert set(pooled.benchmark) == {"two benchmarks"} and pooled.id.nunique() == 20
+    table = evaluate.accuracy_table(pooled).set_index(["condition", "seed"])
+    assert (table.n == 20).all() and table.accuracy.tolist() == pytest.approx([70, 15, 30, 40])
+    (cell,) = evaluate.cells(pooled, {"m": 3}).itertuples()
+    assert cell.n == 20 and cell.drop == pytest.approx(55) and cell.random_drop == pytest.approx(35)
+
+
+# ---------------------------------------------------------------- what masking means, and on which samples
+
+
+@one_class
+def test_every_kind_and_phase_of_masking_is_measured(vlm, samples, monkeypatch):
+    """Random models name no box; here every other reply counts as right, so that there is something to compare."""
+    judged, frames, first = evaluate.judged, {}, {}
+    sweep = evaluate.sweep_replies
+
+    def by_chance(vlm, sample, record):
+        outcome = "correct" if zlib.crc32(record["text"].encode()) % 2 else "no box"
+        return judged(vlm, sample, record) | {"outcome": outcome}
+
+    def noted(vlm, samples, groups, ks, kind, phase, **more):
+        frames[kind, phase] = sweep(vlm, samples, groups, ks, kind, phase, **more)
+        return frames[kind, phase]
+
+    def first_tokens(vlm, batch, conditions, limit):
+        ids = generate(vlm, batch, conditions, limit)
+        for i, sample in enumerate(batch.samples):
+            for c, tokens in zip(conditions, ids[i]):
+                at = ("none", "none", "") if c is None else (c.kind, c.phase, cut_of(c.heads))
+                first[(*at, sample.id)] = tokens[0]
+        return ids
+
+    monkeypatch.setattr(evaluate, "judged", by_chance)
+    monkeypatch.setattr(evaluate, "sweep_replies", noted)
+    monkeypatch.setattr(evaluate, "generate", first_tokens)
+    shown = Samples("noise", "test", tiny.samples((100, 60), (70, 150), (130, 70), (64, 90), (90, 90)))
+    groups = {"vrh": RANKED, "random 0": RANKED.controls(4, 0), "short": RANKED.top(2)}
+    table = evaluate.sensitivity(vlm, shown, groups, 4, samples[:2], batch_size=5)
+
+    plain = table[table.condition == "unmasked"]
+    assert len(plain) == 1 and (plain.kind + plain.phase).item() == "––" and plain.change.isna().all()
+    cut = table[table.condition != "unmasked"]
+    want = [(*at, c) for at in itertools.product(KINDS, PHASES) for c in ("vrh", "random")]
+    assert list(zip(cut.kind, cut.phase, cut.condition)) == want and len(want) == 12, "and none of the short group"
+    assert cut.seed.fillna(-1).tolist() == [-1, 0] * 6 and (cut.k == 4).all()
+    for row in cut.itertuples():
+        frame = frames[row.kind, row.phase]
+        here, before = (
+            (frame[frame.condition == c].outcome == "correct").tolist() for c in (row.condition, "unmasked")
+        )
+        assert row.accuracy == pytest.approx(100 * sum(here) / 5)
+        assert row.change == pytest.approx(100 * (sum(here) - sum(before)) / 5)
+        assert row.change_low <= row.change <= row.change_high
+    assert cut.change.nunique() > 1 and set(table.attrs["runs"]) == {
+        r for f in frames.values() for r in f.attrs["runs"]
+    }
+
+    pd.testing.assert_frame_equal(frames["zero", "all"], sweep(vlm, shown, groups, [4], short="skip", batch_size=5))
+    texts = {at: f[f.condition == "vrh"].text.tolist() for at, f in frames.items()}
+    for a, b in itertools.combinations(texts, 2):
+        assert texts[a] != texts[b], f"{a} and {b} are one thing"
+    untouched, changed = {}, {}
+    for (_, phase, _, sample), token in first.items():
+        if phase != "none":
+            same = token == first["none", "none", "", sample]
+            (untouched if phase == "decode" else changed).setdefault(bool(same), []).append(sample)
+    assert set(untouched) == {True}, "the first token comes from the last position of the prompt"
+    assert False in changed and len(untouched[True]) == 3 * 2 * 5
+
+
+def test_detection_samples_are_added_to_those_tested_as_counts():
+    found = range(20, 25)
+    test = answers_of(
+        UNCUT, told("vrh", {0, 1}), told("vrh", {0}, k=5), told("random", set(range(7)), seed=0),
+        told("random", set(range(6)), seed=1),
+    )  # fmt: skip
+    seen = answers_of(
+        told("unmasked", set(found), k=0, order=found), told("vrh", {24}, order=found),
+        told("random", {20, 21}, seed=1, order=found),
+    )  # fmt: skip
+    seen.attrs["runs"] = ["three"]
+    table = evaluate.with_detection(test, seen)
+    assert list(zip(table.condition, table.k, table.seed.fillna(-1))) == [
+        ("unmasked", 0, -1), ("vrh", 3, -1), ("random", 3, 1)
+    ], "not k=5 and not seed 0: these were not asked about the detection samples"  # fmt: skip
+    assert table.without.tolist() == pytest.approx([90, 20, 60]) and table.n_without.tolist() == [10] * 3
+    assert table["with"].tolist() == pytest.approx([100 * 14 / 15, 100 * 3 / 15, 100 * 8 / 15])
+    assert table.n_with.tolist() == [15] * 3
+    assert table.difference.tolist() == pytest.approx([100 * 14 / 15 - 90, 0, 100 * 8 / 15 - 60])
+    assert table.attrs["runs"] == ["one", "three", "two"]
+
+
+# ---------------------------------------------------------------- layouts
+
+
+def test_a_wide_table_has_a_column_for_every_k():
+    rows = [
+        ("b", "m", "unmasked", 0, None, 80.0), ("b", "m", "vrh", 4, None, 20.0), ("b", "m", "vrh", 10, None, 10.0),
+        ("b", "m", "random", 4, 0, 70.0), ("b", "m", "random", 4, 1, 60.0),
+        ("c", "m", "unmasked", 0, None, 50.0), ("c", "m", "vrh", 4, None, 5.0), ("c", "m", "vrh", 1, None, 45.0),
+        ("b", "n", "unmasked", 0, None, 0.0), ("b", "n", "vrh", 4, None, 1.0),
+    ]  # fmt: skip
+    table = pd.DataFrame(rows, columns=["benchmark", "model", "condition", "k", "seed", "accuracy"])
+    found = evaluate.wide(table.astype({"seed": "Int64"}))
+    nothing = np.nan
+    want = pd.DataFrame(
+        [("b", "m", "vrh", 80, nothing, 20, 10), ("b", "m", "random", 80, nothing, 65, nothing),
+         ("b", "n", "vrh", 0, nothing, 1, nothing), ("c", "m", "vrh", 50, 45, 5, nothing)],
+        columns=["benchmark", "model", "condition", "k=0", "k=1", "k=4", "k=10"],
+    )  # fmt: skip
+    pd.testing.assert_frame_equal(found, want, check_dtype=False)
+
+
+def test_the_published_table_is_laid_out_as_it_was_printed(monkeypatch):
+    monkeypatch.setattr(store, "ROOT", Path(__file__).parents[1])
+    table = paper.published("accuracy_vs_k")
+    known = {(r.benchmark, r.model, r.condition, r.k): r.accuracy for r in table.itertuples()}
+    found = evaluate.wide(table)
+    ks = sorted({k for *_, k in known})
+    assert list(found.columns) == ["benchmark", "model", "condition", *(f"k={k}" for k in ks)] and ks[0] == 0
+    cells = {
+        (row["benchmark"], row["model"], row["condition"], k): row[f"k={k}"] for _, row in found.iterrows() for k in ks
+    }
+    cut = {at: value for at, value in known.items() if at[-1] > 0}
+    assert {at: v for at, v in cells.items() if at[-1] and not np.isnan(v)} == pytest.approx(cut)
+    assert len(cut) > 100 and {at[:3] for at in cells} == {at[:3] for at in cut}
+    for at, value in cells.items():
+        if at[-1] == 0:
+            assert value in [v for (b, m, _, k), v in known.items() if (b, m, k) == (*at[:2], 0)], at
+
+
+AGREED = pd.DataFrame(
+    [("a", "b", 4, 3, 0.9, 0.01), ("c", "a", 2, 1, 0.2, 0.5), ("a", "d", 3, 0, -0.1, 0.9), ("b", "c", 4, 4, 0.7, 0.3)],
+    columns=["a", "b", "k", "shared", "spearman", "p_shared_in_layer"],
+)
+
+
+def lent() -> pd.DataFrame:
+    """Sweeps of two models, a at k=4 and b at k=3; what stands at another k is there to be overlooked."""
+    a, b = {"model": "a"}, {"model": "b"}
+    parts = [
+        told("unmasked", set(range(9)), k=0, **a), told("vrh", {0}, k=4, **a), told("vrh", {9}, k=3, **a),
+        told("borrowed", {0, 1, 2}, k=4, **a), told("borrowed", set(range(10)), k=3, **a),
+        told("other_backbone", set(range(7)), k=4, seed=0, **a), told("other_backbone", set(), k=4, seed=1, **a),
+        *(told("random", set(range(n)), k=4, seed=s, **a) for s, n in enumerate((8, 6))),
+        told("layer_matched", set(), k=4, seed=0, **a),
+        told("unmasked", set(range(5)), k=0, **b), told("vrh", {0, 1}, k=3, **b), told("borrowed", {0, 1, 9}, k=3, **b),
+        told("random", set(range(5)), k=3, seed=0, **b),
+    ]  # fmt: skip
+    return answers_of(*([row | {"image": f"p{int(row['id'][1:]) // 2}"} for row in part] for part in parts))
+
+
+def test_borrowed_heads_are_compared_with_a_models_own():
+    sources = {"a": {"borrowed": "b", "other_backbone 0": "c", "other_backbone 1": "d"}, "b": {"borrowed": "a"}}
+    table = evaluate.transfers(lent(), sources, AGREED, {"a": 4, "b": 3})
+    assert table.attrs["runs"] == ["one", "two"]
+    assert (
+        list(table.columns)
+        == (
+            "model source relation k n shared of spearman p_in_layer own_drop borrowed_drop borrowed_low borrowed_high "
+            "less less_low less_high random_drop"
+        ).split()
+    )
+    assert list(zip(table.model, table.source, table.relation, table.k, table.n)) == [
+        ("a", "b", "same backbone", 4, 10), ("a", "c", "other", 4, 10), ("a", "d", "other", 4, 10),
+        ("b", "a", "same backbone", 3, 10),
+    ]  # fmt: skip
+    agreed = list(zip(table.shared, table.of, table.spearman, table.p_in_layer))
+    assert agreed == [(3, 4, 0.9, 0.01), (1, 2, 0.2, 0.5), (0, 3, -0.1, 0.9), (3, 4, 0.9, 0.01)], "in either order"
+    assert table.own_drop.tolist() == pytest.approx([80, 80, 80, 30])
+    assert table.borrowed_drop.tolist() == pytest.approx([60, 20, 90, 20]), "seed 0 is c, seed 1 is d"
+    assert table.less.tolist() == pytest.approx([20, 60, -10, 10])
+    assert table.random_drop.tolist() == pytest.approx([20, 20, 20, 0])
+    images = [i // 2 for i in range(10)]
+    right = [  # unmasked, own heads cut, borrowed heads cut
+        (set(range(9)), {0}, {0, 1, 2}), (set(range(9)), {0}, set(range(7))), (set(range(9)), {0}, set()),
+        (set(range(5)), {0, 1}, {0, 1, 9}),
+    ]  # fmt: skip
+    for row, case in zip(table.itertuples(), right, strict=True):
+        before, own, borrowed = ([i in some for i in range(10)] for some in case)
+        drop = paired_difference(borrowed, before, images)
+        less = paired_difference(borrowed, own, images)
+        assert (row.borrowed_low, row.borrowed_high) == pytest.approx((-drop.high, -drop.low))
+        assert (row.less_low, row.less_high) == pytest.approx((less.low, less.high))
+        assert row.borrowed_low < row.borrowed_high and row.less_low < row.less_high
+
+
+def test_chance_is_a_mean_and_unknown_where_a_sample_does_not_know_it():
+    shown = tiny.samples((100, 60), (70, 150))
+    known = [dataclasses.replace(s, chance=c) for s, c in zip(shown, (0.25, 0.5))]
+    assert evaluate.chance(Samples("noise", "test", known)) == pytest.approx(37.5)
+    assert np.isnan(evaluate.chance(Samples("noise", "test", [known[0], shown[1]])))
 
 
 # ---------------------------------------------------------------- memory

@@ -4,11 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex
 from PIL import Image
 
 from vrhlib import figures, paper, store
@@ -73,6 +76,98 @@ def areas() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["model", "keys", "area", "share", "low", "high", "n"])
 
 
+def universal(models=("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5")) -> pd.DataFrame:
+    """Four models on five benchmarks; the last model has other k, another grid, and no layer-matched heads; random
+    heads stop one k earlier, and one benchmark was not measured in the first model."""
+    families = {
+        "scenes": "grounding",
+        "documents": "grounding",
+        "pointing": "pointing",
+        "counting": "questions",
+        "needle": "text",
+    }
+    rows = []
+    for i, model in enumerate(models):
+        ks, heads = ((1, 2, 5, 10, 20), 784) if i == 3 else ((1, 2, 4, 8), 80)
+        for j, (benchmark, family) in enumerate(families.items()):
+            if (i, j) == (0, 4):
+                continue
+            about = model, benchmark, family, heads, [np.nan, np.nan, 12.5, 11.1, 50.0][j], 200 if j < 3 else 96
+            own = [("unmasked", 0, None, 95.0 - 3 * j)]
+            own += [("vrh", k, None, 95.0 - 3 * j - 90 * (n + 1) / len(ks) * (j < 4)) for n, k in enumerate(ks)]
+            own += [("random", k, seed, 93.0 - 3 * j - seed) for seed in range(5 - i) for k in ks[1:-1]]
+            own += [("layer_matched", k, seed, 85.0 - 5 * seed - k) for seed in range(5) for k in ks[-2:] if i != 3]
+            rows += [(*about, *row) for row in own]
+    columns = ["model", "benchmark", "family", "heads", "chance", "n", "condition", "k", "seed", "accuracy"]
+    frame = pd.DataFrame(rows, columns=columns).astype({"seed": "Int64"})
+    frame["accuracy"] = frame.accuracy.clip(0, 100)
+    return frame.assign(low=(frame.accuracy - 6).clip(0, 100), high=(frame.accuracy + 6).clip(0, 100))
+
+
+def replied(**changed) -> pd.DataFrame:
+    shares = {
+        "unmasked": (91.0, 9.0, 0.0, 0.0, 0.0, 0.0),
+        "random": (86.0, 12.0, 0.0, 2.0, 0.0, 0.0),
+        "layer_matched": (70.0, 24.0, 1.0, 5.0, 0.0, 0.0),
+        "vrh": (33.0, 40.0, 8.0, 6.5, 0.0, 12.5),
+    }
+    rows = []
+    for model, k in (("nano-qwen2.5-vl", 4), ("nano-internvl3", 5), ("nano-internvl3.5", 20)):
+        for condition, (right, wrong, *rest) in shares.items():
+            if (model, condition) == ("nano-internvl3", "layer_matched"):
+                continue
+            for seed in range(5) if condition in ("random", "layer_matched") else (None,):
+                moved = (seed or 0) * 2.0
+                own = (right - moved, wrong + moved, *rest)
+                rows.append((model, condition, 0 if condition == "unmasked" else k, seed, own[0], *own))
+    columns = ["model", "condition", "k", "seed", "accuracy", *figures.OUTCOMES]
+    frame = pd.DataFrame(rows, columns=columns).astype({"seed": "Int64"})
+    return frame.assign(benchmark="scenes", n=200).assign(**changed)
+
+
+def transferred() -> pd.DataFrame:
+    rows = []
+    for i, model in enumerate(("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5")):
+        ks = (5, 10, 20) if i == 3 else (2, 4, 8)
+        own = [("unmasked", 0, None, 95.0 - i)]
+        own += [("vrh", k, None, 90.0 - 20 * n - 40) for n, k in enumerate(ks)]
+        own += [("borrowed", k, None, 90.0 - 22 * n - 5) for n, k in enumerate(ks) if i != 2]
+        own += [("other_backbone", k, donor, 92.0 - 3 * n - 4 * donor) for n, k in enumerate(ks) for donor in (0, 1)]
+        own += [("random", k, seed, 93.0 - n - seed) for n, k in enumerate(ks) for seed in range(5)]
+        own += [("layer_matched", k, seed, 80.0 - 8 * n - 2 * seed) for n, k in enumerate(ks[1:]) for seed in range(3)]
+        rows += [(model, *row) for row in own]
+    frame = pd.DataFrame(rows, columns=["model", "condition", "k", "seed", "accuracy"]).astype({"seed": "Int64"})
+    return frame.assign(benchmark="scenes", low=frame.accuracy - 5, high=(frame.accuracy + 5).clip(upper=100), n=200)
+
+
+def overlaps(**changed) -> pd.DataFrame:
+    nano = ["scenes", "documents", "icons", "clutter", "pointing"]
+    published = ["RefCOCO", "TextVQA", "OCRBench v2", "Visual-RFT"]
+    rows = []
+    for source, models, k, heads, names in (
+        ("nano", ["nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5"], 5, 80, nano),
+        ("published", ["qwen2.5-vl-7b", "internvl3-8b", "qwen3-vl-8b"], 20, 784, published),
+    ):
+        for model in models:
+            pairs = [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+            rows += [(source, model, k, heads, a, b, (i + len(model)) % (k + 1)) for i, (a, b) in enumerate(pairs)]
+    return pd.DataFrame(rows, columns=["source", "model", "k", "heads", "a", "b", "shared"]).assign(**changed)
+
+
+def scattered(pairs: int = 4, heads: int = 80, k: int = 5, shared: int = 4) -> pd.DataFrame:
+    models = ["nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5"]
+    rng, frames = np.random.default_rng(0), []
+    for i, (a, b) in enumerate([*combinations(models, 2)][:pairs]):
+        x = np.sort(10 ** rng.uniform(-7, -0.5, heads))[::-1]
+        y = x * 10 ** rng.normal(0, 0.05 if i == 0 else 0.3, heads)
+        top = ["both"] * shared + ["a"] * (k - shared) + ["b"] * (k - shared) + ["neither"] * (heads - 2 * k + shared)
+        facts = {"relation": "other backbone" if i % 2 else "same backbone", "k": k, "shared": shared}
+        facts |= {"a": a, "b": b, "spearman": 0.87 - i / 10, "n": 200}
+        at = {"layer": np.arange(heads) // 8, "head": np.arange(heads) % 8}
+        frames.append(pd.DataFrame({**facts, **at, "x": x, "y": y, "top": top}))
+    return pd.concat(frames, ignore_index=True)
+
+
 def words_on(figure) -> list[str]:
     """Every text drawn inside or above the panels."""
     titles = [ax.get_title() for ax in figure.canvas.axes] + [figure.canvas.get_suptitle()]
@@ -120,6 +215,11 @@ EVERY = {
     "one_token": lambda: figures.one_token(sweep()),
     "few_samples": lambda: figures.few_samples(stable()),
     "cost": lambda: figures.cost(cost()),
+    "outcomes": lambda: figures.outcomes(replied()),
+    "universality": lambda: figures.universality(universal()),
+    "transfer": lambda: figures.transfer(transferred()),
+    "benchmark_overlap": lambda: figures.benchmark_overlap(overlaps()),
+    "score_scatter": lambda: figures.score_scatter(scattered()),
 }
 
 
@@ -132,7 +232,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 
 def test_every_drawing_is_tested_here():
-    assert set(EVERY) == set(figures._DRAW)
+    assert set(EVERY) == set(figures.output._DRAW)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -410,3 +510,243 @@ def test_a_point_of_the_design_space_says_what_was_not_measured():
 def test_a_design_view_of_more_heads_than_there_are_is_refused():
     with pytest.raises(ValueError, match="k=25"):
         figures.design_view(SCORES, 25, "VERA", "", ACCURACIES)
+
+
+@cache
+def drawn(name: str) -> figures.Figure:
+    """A figure that several tests only read: twenty panels take seconds to draw."""
+    return EVERY[name]()
+
+
+def titles_of(figure) -> list[str]:
+    return [ax.get_title() for ax in figure.canvas.axes]
+
+
+def line_of(ax, label: str) -> list[list[float]]:
+    """Points of the line or the error bars whose legend entry begins like this."""
+    handles = dict(zip(*reversed(ax.get_legend_handles_labels())))
+    (handle,) = (h for name, h in handles.items() if name.startswith(label))
+    return getattr(handle, "lines", [handle])[0].get_xydata().tolist()
+
+
+NEEDED = {
+    "outcomes": (replied, "run the ablations first"),
+    "universality": (universal, "run the ablations first"),
+    "transfer": (transferred, "run the ablations first"),
+    "benchmark_overlap": (overlaps, "compare the top heads of the benchmarks first"),
+    "score_scatter": (scattered, "compare the scores of two models first"),
+}
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_a_table_without_rows_or_columns_is_refused_with_the_next_step(name):
+    table, step = NEEDED[name]
+    for empty in (table().iloc[:0], pd.DataFrame()):
+        with pytest.raises(ValueError, match=f"The table has no rows: {step}"):
+            getattr(figures, name)(empty)
+    for column in set(table()) - ({"accuracy"} if name == "outcomes" else set()):
+        with pytest.raises(ValueError, match=f"The table has no column {column}: {step}"):
+            getattr(figures, name)(table().drop(columns=column))
+
+
+def test_a_row_of_panels_a_model_a_column_a_benchmark():
+    figure, table = drawn("universality"), universal()
+    axes = np.array(figure.canvas.axes).reshape(4, 5)
+    assert [ax.get_title() for ax in axes[0]] == [
+        "scenes\ngrounding", "documents\ngrounding", "pointing\npointing", "counting\nquestions", "needle\ntext",
+    ]  # fmt: skip
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == [
+        "nano-qwen2.5-vl\n80 heads", "nano-internvl3\n80 heads", "nano-qwen3-vl\n80 heads",
+        "nano-internvl3.5\n784 heads",
+    ]  # fmt: skip
+    for model, line in zip(dict.fromkeys(table.model), axes):
+        for benchmark, ax in zip(dict.fromkeys(table.benchmark), line):
+            own = table[(table.model == model) & (table.benchmark == benchmark)]
+            words = [t.get_text() for t in ax.texts]
+            if own.empty:
+                assert words == ["not measured"] and not ax.lines
+                continue
+            vrh = own[own.condition.isin(["unmasked", "vrh"])]
+            assert line_of(ax, "VRH") == vrh[["k", "accuracy"]].values.tolist()
+            assert line_of(ax, "unmasked") == [[0, own.accuracy.iloc[0]], [1, own.accuracy.iloc[0]]]
+            mean = own[own.condition == "random"].groupby("k").accuracy.mean()
+            assert line_of(ax, "random") == [[0, own.accuracy.iloc[0]], *map(list, mean.items())]
+            assert words == [f"n={own.n.iloc[0]}"]
+            labels = ax.get_legend_handles_labels()[1]
+            assert ("chance" in labels) == own.chance.notna().all()
+            assert any(name.startswith("layer-matched") for name in labels) == (model != "nano-internvl3.5")
+            assert ax.get_ylim() == (-3, 103)
+
+
+def test_one_legend_entry_a_condition_however_many_seeds_its_panels_have():
+    assert sorted(legend_of(drawn("universality"))) == [
+        "VRH (95 % interval)", "chance", "layer-matched random (mean and range of 5 seeds)",
+        "random heads (mean and range of 2–5 seeds)", "unmasked",
+    ]  # fmt: skip
+
+
+def test_ticks_say_k_and_its_share_of_all_heads_where_there_is_room():
+    def ticks(ax):
+        return [label.get_text() for label in ax.get_xticklabels()]
+
+    axes = drawn("universality").canvas.axes
+    assert ticks(axes[0]) == ["0\n0 %", "1", "2\n2.5 %", "4\n5 %", "8\n10 %"]
+    assert ticks(axes[-1]) == ["0\n0 %", "1\n0.13 %", "2", "5\n0.64 %", "10\n1.3 %", "20\n2.6 %"]
+    assert all(ax.xaxis.get_tick_params()["labelbottom"] for ax in axes)
+    alike = figures.universality(universal().query("k in (0, 2) and heads == 80")).canvas.axes
+    assert [ax.xaxis.get_tick_params()["labelbottom"] for ax in alike] == [False] * 10 + [True] * 5
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        (universal().query("condition != 'unmasked'"), "nano-qwen2.5-vl on scenes has no unmasked row"),
+        (universal().replace("vrh", "vera"), "No line for vera: conditions are unmasked, random, layer_matched, vrh"),
+        (universal().assign(seed=pd.NA), "on scenes has several rows for random at k=2: number the draws"),
+    ],
+)
+def test_panels_without_a_baseline_and_draws_without_a_number_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        figures.universality(table)
+
+
+def test_bars_of_outcomes_are_means_over_seeds_in_a_fixed_order():
+    figure = figures.outcomes(replied().sample(frac=1, random_state=0).sort_values("model", kind="stable"))
+    panels = dict(zip([title.split(" on ")[0] for title in titles_of(figure)], figure.canvas.axes))
+    ax = panels["nano-qwen2.5-vl"]
+    assert [label.get_text() for label in ax.get_yticklabels()] == [
+        "unmasked", "random heads", "layer-matched random", "VRH",
+    ]  # fmt: skip
+    widths = np.array([[bar.get_width() for bar in part] for part in ax.containers])
+    assert widths.T.tolist() == [[91, 9, 0, 0, 0], [82, 16, 0, 2, 0], [66, 28, 1, 5, 0], [33, 40, 8, 6.5, 12.5]]
+    assert [bar.get_y() + bar.get_height() / 2 for bar in ax.containers[0]] == [0, 1, 2, 3]
+    assert ax.get_title() == "nano-qwen2.5-vl on scenes, k=4\nn=200, controls: mean of 5 seeds"
+    assert sorted(t.get_text() for t in ax.texts) == sorted("91 9 82 16 66 28 5 33 40 8 6 12".split())
+    assert legend_of(figure) == ["correct", "wrong box", "degenerate", "malformed", "no box"]  # none was cut off
+    words = [t.get_text() for t in panels["nano-internvl3"].texts]
+    assert words.count("not measured") == 1
+
+
+def test_outcomes_without_controls_have_two_bars_and_no_word_on_seeds():
+    (ax,) = figures.outcomes(replied().query("model == 'nano-internvl3' and condition != 'random'")).canvas.axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["unmasked", "VRH"]
+    assert ax.get_title() == "nano-internvl3 on scenes, k=5\nn=200"
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        (replied(model="m"), "Several k for m: select the rows of one k"),
+        (replied().query("condition == 'unmasked'"), "Nothing was ablated in nano-qwen2.5-vl, nano-internvl3, nano"),
+        (replied(**{"no box": 0.0}), r"The outcomes of nano-qwen2.5-vl \(vrh\) sum to 87.5, not 100: .* all replies"),
+        (pd.concat([replied(), replied(benchmark="c")]), "nano-qwen2.5-vl has 2 benchmarks in one panel"),
+        (replied().replace("vrh", "vera"), "No bar for vera"),
+    ],
+)
+def test_outcomes_that_cannot_be_divided_into_one_bar_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        figures.outcomes(table)
+
+
+def test_borrowed_heads_are_lines_and_other_backbones_a_band_over_donors():
+    figure = EVERY["transfer"]()
+    assert legend_of(figure) == [
+        "unmasked", "own heads (VRH) (95 % interval)", "heads of the same-backbone model (95 % interval)",
+        "heads of another backbone (mean and range of 2 donors)", "random heads (mean and range of 5 seeds)",
+        "layer-matched random (mean and range of 3 seeds)",
+    ]  # fmt: skip
+    first, _, third, last = figure.canvas.axes
+    assert first.get_title() == "nano-qwen2.5-vl on scenes\nunmasked 95.0, n=200 a point"
+    assert line_of(first, "own heads") == [[0, 95], [2, 50], [4, 30], [8, 10]]
+    assert line_of(last, "heads of the same") == [[0, 92], [5, 85], [10, 63], [20, 41]]
+    assert line_of(first, "heads of another") == [[0, 95], [2, 90], [4, 87], [8, 84]]
+    bands = {to_hex(c.get_facecolor()[0]).upper(): c for c in first.collections if len(c.get_facecolor())}
+    corners = bands[figures.COLOUR["other_backbone"]].get_paths()[0].vertices.tolist()
+    assert [8, 82] in corners and [8, 86] in corners
+    assert not any(name.startswith("heads of the same") for name in third.get_legend_handles_labels()[1])
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        (pd.concat([transferred(), transferred().assign(benchmark="c")]), "has 2 benchmarks in one panel"),
+        (transferred().query("condition != 'unmasked'"), "nano-qwen2.5-vl has no unmasked row"),
+        (transferred().replace("vrh", "vera"), "No line for vera: conditions are unmasked, vrh, borrowed"),
+        (transferred().assign(seed=1).query("condition == 'unmasked' or condition == 'other_backbone'"), "the donors"),
+    ],
+)
+def test_transfers_that_cannot_be_drawn_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        figures.transfer(table)
+
+
+def test_matrices_of_benchmarks_are_symmetric_with_k_on_the_diagonal():
+    table = overlaps()
+    figure = figures.benchmark_overlap(table)
+    assert titles_of(figure)[:2] + titles_of(figure)[4:5] == [
+        "nano-qwen2.5-vl (nano)\ntop 5, by chance 0.31", "nano-internvl3 (nano)\ntop 5, by chance 0.31",
+        "qwen2.5-vl-7b (published)\ntop 20, by chance 0.51",
+    ]  # fmt: skip
+    for ax, side, k in ((figure.canvas.axes[0], 5, 5), (figure.canvas.axes[4], 4, 20)):
+        shown = np.array([t.get_text() for t in ax.texts], dtype=int).reshape(side, side)
+        assert (shown == shown.T).all() and (shown.diagonal() == k).all()
+        assert np.allclose(ax.images[0].get_array(), shown / k)
+    own = table[(table.source == "nano") & (table.model == "nano-qwen2.5-vl")]
+    cells = [t.get_text() for t in figure.canvas.axes[0].texts]
+    assert [int(cells[i * 5 + j]) for i in range(5) for j in range(i + 1, 5)] == own.shared.tolist()
+    assert not figure.canvas.axes[7].axison  # three published models under four of ours
+
+
+def test_benchmarks_that_were_not_compared_have_a_dash_and_either_order_of_a_pair_counts():
+    table = pd.DataFrame([("nano", "toy", 3, 24, "x", "y", 2), ("nano", "toy", 3, 24, "z", "x", 1)],
+                         columns=["source", "model", "k", "heads", "a", "b", "shared"])  # fmt: skip
+    ax = figures.benchmark_overlap(table).canvas.axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["x", "z", "y"]
+    assert [t.get_text() for t in ax.texts] == ["3", "1", "2", "1", "3", "–", "2", "–", "3"]
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        (pd.concat([overlaps(), overlaps(k=7)]), r"one k > 0 are compared; nano-qwen2.5-vl \(nano\) has k=5, 7"),
+        (overlaps(k=0), "has k=0: cut all to one"),
+        (overlaps(shared=60), "scenes and documents share 60 of 5 heads: count heads, not percent"),
+        (pd.concat([overlaps(shared=1), overlaps(shared=2)]), "scenes and documents have two numbers"),
+    ],
+)
+def test_overlaps_that_contradict_themselves_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        figures.benchmark_overlap(table)
+
+
+def test_every_head_is_a_point_at_its_two_scores_and_small_ones_lie_on_the_floor():
+    table = scattered(2)
+    figure = figures.score_scatter(table)
+    for (_, own), ax in zip(table.groupby(["a", "b"], sort=False), figure.canvas.axes):
+        for line, top in zip(ax.lines, ("neither", "a", "b", "both")):
+            rows = own[own.top == top][["x", "y"]].clip(lower=figures.FLOOR)
+            assert line.get_xydata().tolist() == rows.values.tolist()
+            assert line.get_label() == figures.LABEL[top]
+            assert line.get_fillstyle() == ("none" if top in "ab" else "full")
+        assert len({line.get_marker() for line in ax.lines}) == 4
+        assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_xlim()[0] < figures.FLOOR
+    ax = figure.canvas.axes[0]
+    assert ax.get_title() == "nano-qwen2.5-vl and nano-internvl3\nsame backbone, n=200\nshared 4 of 5, Spearman 0.87"
+    assert ax.get_xlabel() == "head score in nano-qwen2.5-vl\n(below 1e-6 drawn there)"
+    above = figures.score_scatter(table.assign(x=table.x.clip(lower=1e-5))).canvas.axes[0]
+    assert above.get_xlabel() == "head score in nano-qwen2.5-vl" and "drawn there" in above.get_ylabel()
+
+
+@pytest.mark.parametrize("shared, names", [(0, 0), (1, 1), (6, 6), (7, 0)])
+def test_up_to_six_shared_heads_are_named_apart_from_each_other(shared, names):
+    ax = figures.score_scatter(scattered(1, 784, 20, shared)).canvas.axes[0]
+    assert sorted(t.get_text() for t in ax.texts) == [f"L0H{i}" for i in range(names)]
+    heights = sorted(t.get_position()[1] for t in ax.texts)
+    assert np.all(np.diff(heights) > 0.059) and all(0 <= height <= 1 for height in heights)
+
+
+def test_points_of_an_unknown_kind_or_another_number_than_shared_are_refused():
+    with pytest.raises(ValueError, match="No marker for first: column top says neither, a, b, both"):
+        figures.score_scatter(scattered().replace({"top": {"a": "first"}}))
+    with pytest.raises(ValueError, match="nano-qwen2.5-vl and nano-internvl3 share 3 heads, .* marks 4 as both"):
+        figures.score_scatter(scattered().assign(shared=3))

@@ -1,14 +1,16 @@
 """Head sets as values: order, refusals, controls, ties, overlap, files; and the published lists' own overlaps."""
 
 import json
+import math
+from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import rankdata
+from scipy.stats import chisquare, rankdata
 
-from vrhlib.heads import Head, HeadScores, HeadSet, agreement, agreements, load_heads, load_scores, overlap_matrix
+from vrhlib.heads import Head, HeadScores, HeadSet, load_heads, load_scores, overlap_matrix
 
 many = settings(max_examples=150, deadline=None, derandomize=True)
 
@@ -158,34 +160,107 @@ def test_fewer_than_no_controls_are_refused(layer_matched):
         published("Qwen2.5-VL-7B").controls(-1, 0, layer_matched)
 
 
-@many
-@given(head_sets(smallest=1), st.integers(0, 1000))
-def test_layer_matched_controls_are_nested_outside_the_set_and_in_its_layers_when_there_is_room(heads, seed):
-    free = (~heads.mask()).sum(1)
-    most = min(len(heads), int(free.sum()))
-    whole = heads.controls(most, seed, layer_matched=True)
-    assert len(set(whole)) == most and not set(whole) & set(heads)
-    for n in range(most + 1):
-        assert heads.controls(n, seed, layer_matched=True).heads == whole.heads[:n]
-        if (heads.layers <= free).all():
-            assert (whole.top(n).layers == heads.top(n).layers).all()
+def can_follow(heads, n):
+    """By matching, head by head (Kuhn): can each of the first n take another head of its layer, all different?"""
+    taken = {}
+
+    def place(i, seen):
+        for other in range(heads.grid[1]):
+            at = (heads.heads[i].layer, other)
+            if at not in heads and at not in seen:
+                seen.add(at)
+                if at not in taken or place(taken[at], seen):
+                    taken[at] = i
+                    return True
+        return False
+
+    return all(place(i, set()) for i in range(n))
 
 
 @many
-@given(head_sets(smallest=1), st.integers(0, 1000))
-def test_a_layer_with_room_keeps_its_own_controls(heads, seed):
-    """A crowded layer may borrow from a neighbour only what the neighbour's own heads leave."""
+@given(head_sets())
+def test_as_many_heads_are_matchable_as_a_bipartite_matching_finds(heads):
+    assert heads.matchable == max(n for n in range(len(heads) + 1) if can_follow(heads, n))
     free = (~heads.mask()).sum(1)
-    if len(heads) <= free.sum():
-        control = heads.controls(len(heads), seed, layer_matched=True)
-        assert (control.layers >= np.minimum(heads.layers, free)).all()
+    for n in range(len(heads) + 1):
+        assert (heads.top(n).layers > free).any() == (n > heads.matchable)
 
 
-def test_a_full_layer_borrows_from_the_nearest():
-    heads = HeadSet(((1, 0), (1, 1)), (4, 2))
-    for seed in range(20):
-        first, second = heads.controls(2, seed, layer_matched=True)
-        assert {first.layer, second.layer} <= {0, 2}
+@many
+@given(head_sets())
+def test_crowded_names_the_layer_that_ends_matching_and_is_empty_if_none_does(heads):
+    if heads.matchable == len(heads):
+        assert heads.crowded == ""
+    else:
+        layer = heads.heads[heads.matchable].layer
+        outside, inside = (~heads.mask()).sum(1)[layer], heads.mask().sum(1)[layer]
+        assert (
+            heads.crowded == f"layer {layer} has {outside} heads outside the set for the {inside} of its heads inside"
+        )
+        assert inside > outside
+
+
+@many
+@given(head_sets(), st.integers(0, 2**40))
+def test_layer_matched_controls_are_nested_outside_the_set_and_in_its_layers(heads, seed):
+    whole = heads.controls(heads.matchable, seed, layer_matched=True)
+    assert len(set(whole)) == len(whole) == heads.matchable and not set(whole) & set(heads)
+    assert [h.layer for h in whole] == [h.layer for h in heads.top(heads.matchable)], "each in the layer of its own"
+    for n in range(heads.matchable + 1):
+        drawn = heads.controls(n, seed, layer_matched=True)
+        assert drawn.heads == whole.heads[:n] and drawn.grid == heads.grid
+        assert drawn.layers.tolist() == heads.top(n).layers.tolist()
+
+
+@many
+@given(head_sets())
+def test_more_layer_matched_controls_than_a_layer_has_are_refused_by_layer_and_numbers(heads):
+    for n in range(heads.matchable + 1, len(heads) + 1):
+        layer = heads.heads[heads.matchable].layer
+        outside, inside = heads.grid[1] - heads.layers[layer], heads.layers[layer]
+        why = rf"drawn: layer {layer} has {outside} heads outside .* {inside} .*k <= {heads.matchable}\."
+        with pytest.raises(ValueError, match=why):
+            heads.controls(n, 0, layer_matched=True)
+    with pytest.raises(ValueError, match=rf"{len(heads) + 1} control|{len(heads)} heads of drawn"):
+        heads.controls(len(heads) + 1, 0, layer_matched=True)
+
+
+def test_a_full_layer_does_not_borrow_from_its_neighbours():
+    heads = HeadSet(((0, 0), (1, 0), (1, 1), (2, 0)), (4, 2), "full")
+    assert heads.matchable == 1 and heads.controls(1, 0, layer_matched=True).heads == ((0, 1),)
+    for n in (2, 3, 4):
+        with pytest.raises(ValueError, match=r"full: layer 1 has 0 heads outside the set for the 2 .*Use k <= 1"):
+            heads.controls(n, 0, layer_matched=True)
+    assert len(heads.controls(4, 0)) == 4, "uniform draws have room"
+
+
+@many
+@given(head_sets())
+def test_layer_matched_controls_differ_by_seed_exactly_where_there_is_a_choice(heads):
+    n = heads.matchable
+    free, drawn = (~heads.mask()).sum(1), heads.top(n).layers
+    choices = math.prod(math.perm(int(f), int(d)) for f, d in zip(free, drawn))
+    found = [heads.controls(n, seed, layer_matched=True).heads for seed in range(40)]
+    assert found[:3] == [heads.controls(n, seed, layer_matched=True).heads for seed in range(3)]
+    assert (len(set(found)) > 1) == (choices > 1) and len(set(found)) <= choices
+
+
+def test_layer_matched_controls_fall_on_every_free_head_of_a_layer_equally_often():
+    heads = HeadSet(((1, 0), (0, 2), (1, 3)), (3, 5))
+    drawn = [heads.controls(3, seed, layer_matched=True) for seed in range(3000)]
+    first, other, second = (Counter(d.heads[i] for d in drawn) for i in range(3))
+    assert set(first) == set(second) == {(1, 1), (1, 2), (1, 4)} and set(other) == {(0, 0), (0, 1), (0, 3), (0, 4)}
+    joint = Counter((d.heads[0], d.heads[2]) for d in drawn)
+    assert len(joint) == 6
+    for counts in (first, second, other, joint):
+        assert chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_layer_matched_controls_of_scores_follow_their_own_top():
+    drawn = scores(np.random.default_rng(0).random((6, 8)))
+    for n in range(1, 12):
+        assert drawn.controls(n, 3, True) == drawn.top(n).controls(n, 3, layer_matched=True)
+        assert drawn.controls(n, 3, True).layers.tolist() == drawn.top(n).layers.tolist()
 
 
 def test_layer_matching_without_enough_heads_to_follow_is_refused():
@@ -258,6 +333,13 @@ def test_share_holding_is_the_first_prefix_that_reaches_the_fraction(flat, fract
     ordered = sorted((max(value, 0) for value in flat), reverse=True)
     needed = next(m for m in range(1, len(flat) + 1) if sum(ordered[:m]) >= fraction * sum(ordered) - 1e-9)
     assert scores([flat]).share_holding(fraction) == pytest.approx(needed / len(flat))
+
+
+@pytest.mark.parametrize(
+    ("fraction", "most", "heads"), [(0.5, 9, 1), (0.9, 9, 3), (0.9, 2, 2), (1.0, 9, 4), (0.51, 9, 2)]
+)
+def test_the_fewest_heads_that_hold_a_share_of_the_mass(fraction, most, heads):
+    assert scores([[5, 3], [1, 1]]).fewest(fraction, most) == heads
 
 
 @pytest.mark.parametrize("empty", [[[0, 0]], [[-3, -1]], [[0, -1]]])
@@ -434,74 +516,6 @@ def test_a_set_and_the_rest_are_all_heads_once():
     assert sorted(chosen.heads + chosen.rest().heads) == [Head(layer, h) for layer in range(3) for h in range(4)]
 
 
-# ---------------------------------------------------------------- agreement of two models
-
-
-def scored(values, name="m"):
-    return HeadScores(np.asarray(values, dtype=float), "output/sum/mean", name, 10)
-
-
-def test_a_model_agrees_with_itself_as_much_as_can_be():
-    values = np.random.default_rng(0).random((6, 8))
-    found = agreement(scored(values), scored(values), 5)
-    assert (found.shared, found.spearman, found.heads) == (5, pytest.approx(1), 48)
-    assert found.expected == pytest.approx(25 / 48) and max(found.p_shared, found.p_spearman) < 1e-4
-    assert found.p_shared_in_layer < 0.01 and found.p_spearman_in_layer < 0.01
-
-
-def test_models_that_share_only_their_layers_agree_on_the_grid_but_not_within_layers():
-    """Top heads in the same layers by construction, at places drawn apart: the stricter chance is not impressed."""
-    rng, levels = np.random.default_rng(1), np.arange(8)[:, None] * 1.0
-    strict, loose, shared = [], [], []
-    for _ in range(30):
-        found = agreement(*(scored(levels + 0.9 * rng.random((8, 10))) for _ in "ab"), 10, permutations=200)
-        loose.append(found.p_spearman)
-        strict.append(found.p_spearman_in_layer)
-        shared.append((found.shared, found.expected_in_layer, found.p_shared_in_layer, found.p_shared < 1e-6))
-    assert max(loose) < 1e-3 and 0.3 < np.mean(strict) < 0.7 and min(strict) > 0.004
-    assert set(shared) == {(10, 10.0, 1.0, True)}, "the whole top layer, whatever the order in it: no evidence"
-
-
-@pytest.mark.parametrize(
-    ("fraction", "most", "heads"), [(0.5, 9, 1), (0.9, 9, 3), (0.9, 2, 2), (1.0, 9, 4), (0.51, 9, 2)]
-)
-def test_the_fewest_heads_that_hold_a_share_of_the_mass(fraction, most, heads):
-    assert scored([[5, 3], [1, 1]]).fewest(fraction, most) == heads
-
-
-def test_unrelated_models_agree_by_chance():
-    rng = np.random.default_rng(2)
-    found = [
-        agreement(scored(rng.random((8, 10))), scored(rng.random((8, 10))), 8, permutations=200) for _ in range(60)
-    ]
-    assert np.mean([f.shared for f in found]) == pytest.approx(0.8, abs=0.35)
-    for p in ("p_spearman", "p_spearman_in_layer"):
-        assert 0.35 < np.mean([getattr(f, p) for f in found]) < 0.65
-    assert np.mean([f.p_shared_in_layer <= 0.05 for f in found]) <= 0.15
-    assert np.mean([f.expected_in_layer for f in found]) == pytest.approx(0.8, abs=0.15)
-    assert np.mean([f.p_shared <= 0.05 for f in found]) <= 0.15
-
-
-def test_agreements_name_the_pairs_and_leave_out_other_grids():
-    rng = np.random.default_rng(3)
-    scores = {m: scored(rng.random((4, 5)), m) for m in "abc"} | {"d": scored(rng.random((4, 6)), "d")}
-    table = agreements(scores, {m: s.top(3 + (m == "b")) for m, s in scores.items()}, [("c", "a")])
-    assert list(zip(table.a, table.b)) == [("a", "c"), ("a", "b"), ("b", "c")]
-    assert table.same_backbone.tolist() == [True, False, False] and (table.k == 3).all()
-    assert agreements({"a": scores["a"]}, {"a": scores["a"].top(3)}, []).empty
-    with pytest.raises(ValueError):
-        agreement(scores["a"], scores["d"], 3)
-
-
-def test_shuffling_within_layers_reaches_every_head_of_a_layer():
-    """Against arithmetic: two lists with a and b heads in a layer of H share a * b / H there on average."""
-    rng, mine, other = np.random.default_rng(4), np.zeros((3, 12)), np.zeros((3, 12))
-    mine[0, 8:], mine[2, 6:8], other[0, 9:], other[1, 11], other[2, 10:] = 1, 1, 1, 1, 1
-    noise = 0.1 * rng.random((3, 12))
-    found = agreement(scored(mine + noise), scored(other + noise), 6)
-    assert found.shared == 3 and found.expected_in_layer == pytest.approx(4 * 3 / 12 + 2 * 2 / 12, abs=0.06)
-
-
 def test_the_share_that_heads_hold_is_their_part_of_the_total():
     scores = HeadScores(np.array([[1.0, 2.0], [3.0, 4.0]]), "x", "m", 5)
     assert scores.held_by(scores.top(1)) == pytest.approx(0.4)
@@ -515,8 +529,6 @@ def test_runs_stand_in_the_file_and_come_back(tmp_path):
     scores = HeadScores(np.eye(2), "x", "m", 5, runs=("abc", "def"))
     path = scores.save(tmp_path / "heads.json", 2)
     assert load_scores(path).runs == ("abc", "def")
-    assert agreements({"a": scores, "b": scores}, {"a": scores.top(2), "b": scores.top(2)}, []).attrs["runs"] == [
-        "abc", "def"]  # fmt: skip
 
 
 def test_a_ranking_of_zeros_is_not_followed():

@@ -11,22 +11,32 @@ PACKAGE = Path(__file__).parents[1] / "vrhlib"
 LAYERS = {
     "store": 0,
     "profiles": 1, "heads": 1, "boxes": 1, "stats": 1, "answers": 1, "hub": 1,
-    "samples": 2, "paper": 2, "design_space": 2,
-    "vlm": 3, "real": 3, "generated": 3, "methods": 3, "sparsity": 3,
+    "samples": 2, "design_space": 2, "agreement": 2,
+    "vlm": 3, "real": 3, "generated": 3, "methods": 3, "sparsity": 3, "paper": 3,
     "attention": 4, "benchmarks": 4, "outcomes": 4,
     "scoring": 5, "evaluate": 5, "wiring": 5,
     "dpo": 6,
 }  # fmt: skip
-BELOW = {name: {other for other, layer in LAYERS.items() if layer < LAYERS[name]} for name in LAYERS}
-PRESENTATION = {"store", "profiles", "heads", "boxes", "stats", "paper", "design_space", "methods"} | {
-    "figures",
-    "widgets",
-}
+DRAWN = {
+    "style": 0, "checks": 0,
+    "output": 1,
+    "scores": 2, "overlaps": 2, "conditions": 2, "sweeps": 2, "detection": 2, "pictures": 2,
+    "views": 3,
+}  # fmt: skip
+
+
+def below(layers: dict[str, int]) -> dict[str, set[str]]:
+    return {name: {other for other, layer in layers.items() if layer < layers[name]} for name in layers}
+
+
+BELOW, FIGURES = below(LAYERS), below({f"figures.{name}": layer for name, layer in DRAWN.items()})
+SHOWN = {"store", "profiles", "heads", "boxes", "stats", "paper", "design_space", "methods"}  # results, no model
 ALLOWED = BELOW | {
     "benchmarks": {"store", "samples", "real", "generated", "nano.benchmarks"},
     "real": BELOW["samples"] | {"samples"},  # reads tables, no model
-    "figures": PRESENTATION - {"figures"},
-    "widgets": PRESENTATION - {"widgets"},
+    "figures": set(FIGURES),  # re-exports
+    **{name: SHOWN | modules for name, modules in FIGURES.items()},
+    "widgets": SHOWN | {"figures"},
     "plan": {"store", "profiles", "hub", "benchmarks", "methods"},  # no model
     "notebooks": {"store", "profiles", "plan"},
     "nano.scenes": set(),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vrhlib import notebooks, store
+from vrhlib import notebooks, paper, store
 from vrhlib.benchmarks import BENCHMARKS
 from vrhlib.plan import memory_gb
 from vrhlib.profiles import MODELS
@@ -237,3 +237,9 @@ def test_the_tables_of_models_and_benchmarks_are_those_of_the_code():
     published = {"RefCOCO", "RefCOCO+", "RefCOCOg", "RefSpatial", "Toloka", "VAW", "Spatial457", "SpatialRGPT",
                  "CV-Bench", "MMStar", "CountBenchQA", "MathVista"}  # fmt: skip
     assert [n for n in published if not any(n.casefold() in b.like.casefold() for b in real.values())] == []
+
+
+def test_the_table_of_claims_is_what_the_notebooks_last_found():
+    """If not: `python -m vrhlib.paper` writes it."""
+    text = (ROOT / "README.md").read_text()
+    assert text == paper.with_claims(text, "nano")

@@ -129,7 +129,7 @@ def test_help_lists_every_command(sandbox, word):
         (["paper", "01", "--limit=5"], "-m vrhlib.notebooks run --profile paper 01 --limit 5 | offline="),
         (["test", "--limit", "5"], "-m pytest --limit 5 | offline=1"),
         (["test", "-k", "a b"], "-m pytest -k a b | offline=1"),
-        (["test"], "-m pytest | offline=1"),
+        (["test"], "-m pytest -n auto --maxprocesses 4 --dist loadfile | offline=1"),
         (["lab"], "-m jupyterlab | offline="),
     ],
 )

@@ -9,11 +9,15 @@ which earlier methods look for their heads are made here, under both profiles.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from vrhlib import store
 from vrhlib.generated import BENCHMARKS as GENERATED
 from vrhlib.nano.benchmarks import BENCHMARKS as NANO
 from vrhlib.real import BENCHMARKS as REAL
-from vrhlib.samples import Benchmark, Samples
+from vrhlib.samples import Benchmark, Sample, Samples
 
 BENCHMARKS: dict[str, Benchmark] = NANO | REAL | GENERATED
 
@@ -29,6 +33,61 @@ def grounding(benchmark: str, split: str, n: int | None = None, seed: int = 0, *
     if options.get("pairs") and n and n % 2:
         raise ValueError(f"n={n}: pairs come two at a time; ask for an even number.")
     return known.draw(split, n, seed, **options)
+
+
+def to_test(benchmark: str, found_on: Samples, n: int | None, seed: int = 0) -> Samples:
+    """n samples (None, or fewer there are: all) of a grounding benchmark on which heads found on `found_on` are cut.
+
+    Of the benchmark that they were found on: its test split. Of another: any rows, since none was held out there for
+    them. Either way without the pictures of `found_on`, see `apart`.
+    """
+    split = "test" if benchmark == found_on.benchmark else _widest(benchmark, "test")
+    return apart(grounding(benchmark, split, _at_most(benchmark, n), seed), found_on)
+
+
+def to_find(benchmark: str, n: int, seed: int = 0) -> Samples:
+    """n samples (all, if there are fewer) of a grounding benchmark to find heads on that are only compared with other
+    lists, never tested: small benchmarks have no rows to hold out."""
+    return grounding(benchmark, _widest(benchmark, "detect"), _at_most(benchmark, n), seed)
+
+
+def _widest(benchmark: str, otherwise: str) -> str:
+    return "all" if "all" in _lookup("benchmark", benchmark, BENCHMARKS).splits else otherwise
+
+
+def _at_most(benchmark: str, n: int | None) -> int | None:
+    about = BENCHMARKS[benchmark].about
+    return min(n, about.rows) if about and n is not None else n
+
+
+def apart(samples: Samples, found_on: Samples) -> Samples:
+    """The samples without those whose picture served to find heads, perhaps in another benchmark; `notes` counts what
+    was left out, also if it was nothing.
+
+    Pictures are compared by their numbers where both benchmarks number them alike, and else by what they show (16 x 16
+    grey pixels). Raises ValueError if nothing is left.
+    """
+    hashed = [{key.startswith("bytes:") for key in part.images} for part in (samples, found_on)]
+    if hashed[0] == hashed[1]:
+        how, served = "number", {s.id for s in samples if s.image_key in found_on.images}
+    else:
+        how, served = "pixels", _alike(samples, found_on)
+    note = f"left out: its picture served to find heads ({found_on.benchmark}, compared by {how})"
+    kept = [s for s in samples if s.id not in served]
+    notes = {**samples.notes, note: len(served)}
+    return Samples(samples.benchmark, samples.split, kept, samples.origin, samples.lost, notes, samples.max_new_tokens)
+
+
+ALIKE = 6.0  # mean difference of grey levels, of 255, up to which two thumbnails show one picture
+
+
+def _alike(samples: Iterable[Sample], others: Iterable[Sample]) -> set[str]:
+    known = np.array([_thumbnail(s) for s in others])
+    return {s.id for s in samples if np.abs(known - _thumbnail(s)).mean((1, 2)).min() <= ALIKE}
+
+
+def _thumbnail(sample: Sample) -> np.ndarray:
+    return np.asarray(sample.image.convert("L").resize((16, 16)), dtype=float)
 
 
 def answering(benchmark: str, split: str, n: int | None = None, seed: int = 0, **options: object) -> Samples:

@@ -6,6 +6,8 @@ changed parser or threshold needs no new generation.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,11 +20,11 @@ import torch
 
 from vrhlib import store
 from vrhlib.answers import judge
-from vrhlib.attention import KERNEL, Ablation, fitting, generate
+from vrhlib.attention import KERNEL, KINDS, PHASES, Ablation, fitting, generate, head_means
 from vrhlib.heads import HeadSet
 from vrhlib.outcomes import POSSIBLE, UNREADABLE, judged
 from vrhlib.samples import Samples
-from vrhlib.stats import Accuracy, paired_difference
+from vrhlib.stats import Accuracy, Estimate, over_seeds, paired_difference
 from vrhlib.vlm import VLM
 
 
@@ -44,10 +46,10 @@ def replies(
     """Greedy replies of every sample under every condition; stored per condition, and resumed.
 
     Conditions are rows of one batch (at most `vlm.rows` at a time, fewer where memory runs out) on shared vision
-    features. One line per (condition, sample): model, benchmark, condition, k, seed, id, kind, task, text, x0, y0, x1,
-    y1 (original pixels, absent where no box could be read or none was asked for), iou, inside (share of a reply's
-    points in the mask, where the task is to point), outcome (one of `outcomes.POSSIBLE`), lost (rows of the benchmark
-    that could not be asked).
+    features. One line per (condition, sample): model, benchmark, condition, k, seed, image, id, kind, task, text; x0,
+    y0, x1, y1 (original pixels, absent where no box could be read or none was asked for); iou; inside (share of a
+    reply's points in the mask, where the task is to point); outcome (one of `outcomes.POSSIBLE`); lost (rows of the
+    benchmark that could not be asked).
     """
     if without := [s.id for s in samples if s.box is None and s.task in ("locate", "question")]:
         raise ValueError(
@@ -77,10 +79,11 @@ def replies(
         meter.close()
         about = {"model": vlm.name, "benchmark": samples.benchmark}
         lines = [
-            {**about, **name._asdict(), **judged(vlm, s, stored[of[name]].records[s.id]), "lost": len(samples.lost)}
+            {**about, **name._asdict(), "image": s.image_key, **judged(vlm, s, stored[of[name]].records[s.id]),
+             "lost": len(samples.lost)}
             for name in runs
             for s in samples
-        ]
+        ]  # fmt: skip
     frame = pd.DataFrame(lines).astype({"seed": "Int64"})
     frame.attrs["runs"] = digests
     return frame
@@ -156,7 +159,7 @@ def baseline(vlm: VLM, samples: Samples, pairs: Samples, batch_size: int = 8) ->
     row = {
         "model": vlm.name, "benchmark": samples.benchmark, "accuracy": right.mean, "low": right.interval[0],
         "high": right.interval[1], "n": right.n,
-        "chance": 100 * float(np.mean([np.nan if s.chance is None else s.chance for s in samples])),
+        "chance": chance(samples),
         "two_questions": both.mean, "two_low": both.interval[0], "two_high": both.interval[1], "two_n": both.n,
         "unreadable": 100 * float(plain.outcome.isin(UNREADABLE).mean()),
     }  # fmt: skip
@@ -165,6 +168,11 @@ def baseline(vlm: VLM, samples: Samples, pairs: Samples, batch_size: int = 8) ->
     frame = pd.DataFrame([row])
     frame.attrs["runs"] = plain.attrs["runs"] + again.attrs["runs"]
     return frame
+
+
+def chance(samples: Samples) -> float:
+    """Percent that a reader gets right who picks one of the things in view; NaN where samples do not know it."""
+    return 100 * float(np.mean([np.nan if s.chance is None else s.chance for s in samples]))
 
 
 def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
@@ -177,10 +185,23 @@ def together(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 def groups(heads: HeadSet, seeds: Sequence[int]) -> dict[str, HeadSet]:
     """What a sweep cuts: the heads themselves (`vrh`), and for every seed as many from outside them, drawn from the
-    whole model (`random 0`) and layer by layer (`layer_matched 0`)."""
-    k = len(heads)
+    whole model (`random 0`) and layer by layer (`layer_matched 0`). The last kind goes only as far as layers have heads
+    left (`HeadSet.matchable`): sweep with `short="skip"`, and say what `unmatched` says."""
+    k, matched = len(heads), heads.matchable
     found = {"vrh": heads} | {f"random {s}": heads.controls(k, s) for s in seeds}
-    return found | {f"layer_matched {s}": heads.controls(k, s, layer_matched=True) for s in seeds}
+    return found | {f"layer_matched {s}": heads.controls(matched, s, layer_matched=True) for s in seeds if matched}
+
+
+def unmatched(model: str, heads: HeadSet, ks: Iterable[int]) -> str:
+    """Which numbers of heads have no layer-matched control outside `heads`, or fewer than five, and why; one line."""
+    left, few = heads.grid[1] - heads.layers, []
+    for k in sorted(set(ks)):
+        ways = math.prod(math.comb(int(n), int(inside)) for n, inside in zip(left, heads.top(k).layers))
+        if ways < 5:
+            few.append(f"k={k}: {ways or 'none'}")
+    if not few:
+        return f"{model}: five layer-matched sets or more at every k"
+    return f"{model}: layer-matched sets that there are: {', '.join(few)}{heads.crowded and f' ({heads.crowded})'}"
 
 
 def accuracy_table(answers: pd.DataFrame) -> pd.DataFrame:
@@ -227,40 +248,42 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def paired_drops(answers: pd.DataFrame, k: int) -> pd.DataFrame:
-    """Change of accuracy against the unmasked model on the same samples, percentage points, 95 % paired bootstrap.
+def _change(answers: pd.DataFrame, base: pd.DataFrame) -> Estimate:
+    """Accuracy minus that of `base`, on the same samples (matched by id), points; see `stats.paired_difference`."""
+    before = (base.outcome == "correct").set_axis(base.id)[answers.id]
+    images = answers.image.tolist() if "image" in answers else None
+    return paired_difference((answers.outcome == "correct").tolist(), before.tolist(), images)
 
-    `answers` as `sweep_replies` returns them; one row per condition and seed at k: condition, seed, change, low,
-    high, n.
+
+def paired_drops(answers: pd.DataFrame, k: int) -> pd.DataFrame:
+    """Change of accuracy against the unmasked model on the same samples, percentage points, 95 % paired bootstrap over
+    images.
+
+    `answers` as `sweep_replies` returns them, of one model on one benchmark; one row per condition and seed at k:
+    condition, seed, change, low, high, n.
     """
-    right = answers.assign(right=answers.outcome == "correct").set_index("id").right
-    base = right[(answers.condition == "unmasked").to_numpy()]
-    rows = []
+    base, rows = answers[answers.condition == "unmasked"], []
     for (condition, seed), frame in answers[answers.k == k].groupby(["condition", "seed"], sort=False, dropna=False):
-        change = paired_difference((frame.outcome == "correct").tolist(), base[frame.id].tolist())
+        change = _change(frame, base)
         rows.append((condition, seed, change.mean, change.low, change.high, change.n))
     return pd.DataFrame(rows, columns=["condition", "seed", "change", "low", "high", "n"]).astype({"seed": "Int64"})
 
 
 def against(answers: pd.DataFrame, reference: str = "vrh") -> pd.DataFrame:
     """`accuracy_table` with the change against another condition at the same k, on the same samples: change,
-    change_low, change_high (percentage points, 95 % paired bootstrap; NaN for the unmasked model).
+    change_low, change_high (percentage points, 95 % paired bootstrap over images; NaN for the unmasked model).
 
     Raises ValueError where the reference is missing at some k.
     """
-    right = answers.assign(right=answers.outcome == "correct")
-    base = {
-        at: frame.set_index("id").right
-        for at, frame in right[right.condition == reference].groupby(["model", "benchmark", "k"])
-    }
+    base = dict(list(answers[answers.condition == reference].groupby(["model", "benchmark", "k"])))
     changes = []
-    for (model, benchmark, condition, k, _), frame in right.groupby(_CONDITION, sort=False, dropna=False):
+    for (model, benchmark, condition, k, _), frame in answers.groupby(_CONDITION, sort=False, dropna=False):
         if condition == "unmasked":
             changes.append((np.nan,) * 3)
             continue
         if (model, benchmark, k) not in base:
             raise ValueError(f"{model}, k={k}: no {reference!r} to compare with; sweep it at the same k.")
-        change = paired_difference(frame.right.tolist(), base[model, benchmark, k][frame.id].tolist())
+        change = _change(frame, base[model, benchmark, k])
         changes.append((change.mean, change.low, change.high))
     table = accuracy_table(answers)
     table[["change", "change_low", "change_high"]] = changes
@@ -287,6 +310,154 @@ def told_apart(table: pd.DataFrame, reference: str = "vrh") -> pd.DataFrame:
             | {side: "; ".join(words) or "–" for side, words in found.items()}
         )
     return pd.DataFrame(rows)
+
+
+def causal_sweep(
+    vlm: VLM,
+    tests: Iterable[Samples],
+    heads: HeadSet,
+    ks: Sequence[int],
+    control_ks: Sequence[int],
+    seeds: Sequence[int],
+    batch_size: int = 8,
+) -> pd.DataFrame:
+    """Replies on several benchmarks with the first k of `heads` cut, for k of `ks` and `control_ks`; at the latter also
+    with both kinds of controls (see `groups`), drawn from outside all of `heads`."""
+    frames, between = [], [k for k in ks if k not in control_ks]
+    for samples in tests:
+        cut = sweep_replies(vlm, samples, groups(heads, seeds), control_ks, batch_size=batch_size, short="skip")
+        curve = sweep_replies(vlm, samples, {"vrh": heads}, between, batch_size=batch_size)
+        frames += [cut, curve[curve.condition != "unmasked"]]
+    return together(frames)
+
+
+def cells(answers: pd.DataFrame, k: Mapping[str, int]) -> pd.DataFrame:
+    """What cutting the top heads does, a row per model and benchmark, at `k[model]` heads.
+
+    Columns: model, benchmark, k, n; unmasked, vrh (accuracy, percent); in points drop, drop_low, drop_high (95 % paired
+    bootstrap over images), random_drop, random_drop_low, random_drop_high (mean and 95 % t interval over seeds),
+    matched_drop (mean over layer-matched draws, NaN where there is none); unreadable (percent of the replies without
+    these heads that hold no box)."""
+    rows = []
+    for (model, benchmark), frame in answers.groupby(["model", "benchmark"], sort=False):
+        changes = paired_drops(frame, k[model]).set_index("condition")
+        vrh = changes.loc["vrh"]
+        random = over_seeds(-changes.loc[["random"], "change"])
+        cut = frame[(frame.condition == "vrh") & (frame.k == k[model])]
+        unmasked = accuracy(frame[frame.condition == "unmasked"].outcome)
+        rows.append({
+            "model": model, "benchmark": benchmark, "k": k[model], "n": unmasked.n, "unmasked": unmasked.mean,
+            "vrh": accuracy(cut.outcome).mean, "drop": -vrh.change, "drop_low": -vrh.high, "drop_high": -vrh.low,
+            "random_drop": random.mean, "random_drop_low": random.low, "random_drop_high": random.high,
+            "matched_drop": -float(changes.loc[changes.index == "layer_matched", "change"].mean()),
+            "unreadable": 100 * float(cut.outcome.isin(UNREADABLE).mean()),
+        })  # fmt: skip
+    table = pd.DataFrame(rows)
+    table.attrs["runs"] = answers.attrs.get("runs", [])
+    return table
+
+
+def pooled(answers: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The replies of several benchmarks as those of one, called `name`; every sample counts once."""
+    joined = answers.assign(id=answers.benchmark + " " + answers.id, benchmark=name)
+    joined.attrs["runs"] = answers.attrs.get("runs", [])
+    return joined
+
+
+def sensitivity(
+    vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], k: int, seen: Samples, batch_size: int = 8
+) -> pd.DataFrame:
+    """What "masking" a head means, and when, does to accuracy: the first k heads of each group under every kind of
+    ablation (`attention.KINDS`) in every phase (`attention.PHASES`).
+
+    `seen`: the samples whose prompts give the mean outputs of kind `mean`. `accuracy_table` with kind and phase
+    ("–" for the unmasked model), and the change against the unmasked model with its interval (change, change_low,
+    change_high). Groups with fewer heads are left out.
+    """
+    means = head_means(vlm, [vlm.prepare(seen[i : i + batch_size]) for i in range(0, len(seen), batch_size)])
+    tables = []
+    for kind, phase in itertools.product(KINDS, PHASES):
+        given = {"means": means} if kind == "mean" else {}
+        answers = sweep_replies(vlm, samples, groups, [k], kind, phase, batch_size=batch_size, short="skip", **given)
+        changes = paired_drops(answers, k).rename(columns={"low": "change_low", "high": "change_high"})
+        table = accuracy_table(answers).merge(changes.drop(columns="n"), how="left", on=["condition", "seed"])
+        table.attrs["runs"] = answers.attrs["runs"]
+        unmasked = table.condition == "unmasked"
+        tables.append(table[~unmasked | (not tables)].assign(kind=kind, phase=phase))
+        if len(tables) == 1:
+            tables[0].loc[unmasked, ["kind", "phase"]] = "–"
+    return together(tables)
+
+
+def with_detection(test: pd.DataFrame, found_on: pd.DataFrame) -> pd.DataFrame:
+    """Does it matter whether the samples that heads were found on are among those they are tested on (Table A10)?
+
+    `test`: replies to test samples, `found_on`: to the detection samples. A row per condition of the latter: model,
+    benchmark, condition, k, without, n_without, with, n_with (accuracies in percent); difference, difference_low,
+    difference_high (points, 95 % normal interval: the detection samples are other samples, so nothing is paired).
+    """
+    known = [tuple(at) for at in found_on[_CONDITION].fillna(-1).drop_duplicates().itertuples(index=False)]
+    same = [tuple(at) in known for at in test[_CONDITION].fillna(-1).itertuples(index=False)]
+    rows = []
+    for values, frame in test[same].groupby(_CONDITION, sort=False, dropna=False):
+        at = dict(zip(_CONDITION, values))
+        there = found_on[(found_on.condition == at["condition"]) & (found_on.k == at["k"])]
+        alone, other, both = (accuracy(part.outcome) for part in (frame, there, together([frame, there])))
+        difference, half = both.mean - alone.mean, 1.96 * other.n / both.n * math.hypot(alone.stderr, other.stderr)
+        rows.append(at | {"without": alone.mean, "n_without": alone.n, "with": both.mean, "n_with": both.n,
+                          "difference": difference, "difference_low": difference - half,
+                          "difference_high": difference + half})  # fmt: skip
+    table = pd.DataFrame(rows).drop(columns="seed")
+    table.attrs["runs"] = sorted({*test.attrs.get("runs", []), *found_on.attrs.get("runs", [])})
+    return table
+
+
+def wide(table: pd.DataFrame) -> pd.DataFrame:
+    """An accuracy table in the layout of the paper's Table A1: a row per benchmark, model and condition, a column per
+    k (k=0: unmasked); means over seeds, percent, NaN where nothing was cut at that k."""
+    plain, cut = table[table.k == 0], table[table.k > 0]
+    by = ["benchmark", "model"]
+    rows = cut.pivot_table(index=[*by, "condition"], columns="k", values="accuracy", sort=False).sort_index(axis=1)
+    base = plain.drop_duplicates(by).set_index(by).accuracy
+    rows.insert(0, 0, base.loc[rows.index.droplevel("condition")].to_numpy())
+    return rows.rename(columns="k={}".format).rename_axis(columns=None).reset_index()
+
+
+def transfers(
+    answers: pd.DataFrame, sources: Mapping[str, Mapping[str, str]], agreed: pd.DataFrame, k: Mapping[str, int]
+) -> pd.DataFrame:
+    """How much damage borrowed heads do, a row per model and donor, at `k[model]` heads.
+
+    `answers`: sweeps of every model with its own heads (`vrh`), controls, and each condition of `sources[model]`, which
+    maps it to the donor (`agreement.donors`); `agreed` as `agreement.agreements` returns it. Columns: model, source,
+    relation, k, n; shared, of, spearman, p_in_layer (of the two models' lists); in points own_drop, borrowed_drop,
+    borrowed_low, borrowed_high (95 % paired bootstrap over images), less, less_low, less_high (damage of own heads
+    minus that of borrowed ones, paired), random_drop (mean over seeds); unreadable (percent of the replies without the
+    borrowed heads that hold no box).
+    """
+    rows = []
+    pairs = {frozenset(pair): row for *pair, row in zip(agreed.a, agreed.b, agreed.itertuples())}
+    for model, donors in sources.items():
+        own = answers[answers.model == model]
+        drops = paired_drops(own, k[model])
+        at = own[own.k == k[model]]
+        for condition, source in donors.items():
+            kind, _, seed = condition.partition(" ")
+            mine = (at.condition == kind) & (at.seed.eq(int(seed)) if seed else at.seed.isna())
+            here = drops[(drops.condition == kind) & (drops.seed.eq(int(seed)) if seed else drops.seed.isna())].iloc[0]
+            less, agree = _change(at[mine], at[at.condition == "vrh"]), pairs[frozenset((model, source))]
+            rows.append({
+                "model": model, "source": source, "relation": "same backbone" if kind == "borrowed" else "other",
+                "k": k[model], "n": here.n, "shared": agree.shared, "of": agree.k, "spearman": agree.spearman,
+                "p_in_layer": agree.p_shared_in_layer, "own_drop": -drops.set_index("condition").change["vrh"],
+                "borrowed_drop": -here.change, "borrowed_low": -here.high, "borrowed_high": -here.low,
+                "less": less.mean, "less_low": less.low, "less_high": less.high,
+                "random_drop": -drops[drops.condition == "random"].change.mean(),
+                "unreadable": 100 * float(at[mine].outcome.isin(UNREADABLE).mean()),
+            })  # fmt: skip
+    table = pd.DataFrame(rows)
+    table.attrs["runs"] = answers.attrs.get("runs", [])
+    return table
 
 
 def ablation_sweep(vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], ks: Sequence[int], **how) -> pd.DataFrame:

@@ -7,18 +7,16 @@ attention. A `HeadSet` carries the (layers, heads) grid of its model, so that tw
 
 from __future__ import annotations
 
-import itertools
 import json
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
-from scipy.stats import hypergeom, rankdata, spearmanr
+from scipy.stats import spearmanr
 
 from vrhlib import store
 
@@ -119,12 +117,14 @@ class HeadSet:
     def controls(self, n: int, seed: int, layer_matched: bool = False) -> HeadSet:
         """n random heads outside this set, seeded; nested in n, so the first k serve for every k <= n.
 
-        `layer_matched` draws for each head of this set, best first, another head of the same layer
-        (of the nearest layer with heads left, where the set has emptied its own): a stricter control,
-        since retrieval heads crowd in the middle layers where uniform draws rarely fall.
+        `layer_matched` draws for each head of this set, best first, another head of the same layer, so that both sets
+        have as many heads in every layer: a stricter control, since retrieval heads crowd in a few layers where uniform
+        draws rarely fall. Raises ValueError where a layer has too few heads left (`matchable` says how far it goes).
         """
         rng = np.random.default_rng([seed, 0x5EED])
         free = [Head(*map(int, h)) for h in np.argwhere(~self.mask())]
+        if layer_matched and self.matchable < n <= len(self):
+            raise ValueError(f"{self.name}: {self.crowded}. Use k <= {self.matchable}.")
         if not 0 <= n <= len(free):
             raise ValueError(
                 f"Asked for {n} control heads, but only {len(free)} of {self.grid[0] * self.grid[1]} lie outside "
@@ -134,15 +134,28 @@ class HeadSet:
         if layer_matched:
             if n > len(self):
                 raise ValueError(f"Layer matching follows the {len(self)} heads of {self.name}; asked for {n}.")
-            found: dict[Head, Head] = {}
-            for near in (0, self.grid[0]):  # own layer first, so that a crowded layer takes only leftovers
-                for head in self.heads[: len(free)]:
-                    apart = [abs(other.layer - head.layer) for other in order]
-                    if head not in found and order and min(apart) <= near:
-                        found[head] = order.pop(int(np.argmin(apart)))
-            order = [found[head] for head in self.heads[:n]]
+            order = [order.pop([other.layer for other in order].index(head.layer)) for head in self.heads[:n]]
         kind = "layer-matched" if layer_matched else "random"
         return HeadSet(tuple(order[:n]), self.grid, f"{kind} {seed}")
+
+    @property
+    def matchable(self) -> int:
+        """For how many heads, best first, another head of the same layer is left outside the set."""
+        left = self.grid[1] - self.layers
+        for i, head in enumerate(self.heads):
+            if left[head.layer] == 0:
+                return i
+            left[head.layer] -= 1
+        return len(self)
+
+    @property
+    def crowded(self) -> str:
+        """Why layer-matched controls end where they do; empty if they do not."""
+        if self.matchable == len(self):
+            return ""
+        layer = self.heads[self.matchable].layer
+        inside = self.layers[layer]
+        return f"layer {layer} has {self.grid[1] - inside} heads outside the set for the {inside} of its heads inside"
 
     def to_json(self) -> dict:
         return {"name": self.name, "grid": list(self.grid), "heads": [list(h) for h in self.heads]}
@@ -288,64 +301,3 @@ def overlap_matrix(sets: Iterable[HeadSet]) -> np.ndarray:
     """Shared heads of every pair, int [sets, sets]; -1 where the grids differ and a count means nothing."""
     sets = list(sets)
     return np.array([[a.overlap(b) if a.grid == b.grid else -1 for b in sets] for a in sets])
-
-
-class Agreement(NamedTuple):
-    """How much two models' scores agree. `shared` heads of their two top-k lists; `spearman` over all heads. p: chance
-    of at least as much agreement if heads were shuffled over the whole grid (`p_shared`, hypergeometric; `p_spearman`),
-    or only within their layers (`..._in_layer`, permutations): the second asks for more than "the top heads sit in the
-    same layers". `expected` is the number shared under either kind of chance."""
-
-    k: int
-    heads: int
-    shared: int
-    expected: float
-    expected_in_layer: float
-    p_shared: float
-    p_shared_in_layer: float
-    spearman: float
-    p_spearman: float
-    p_spearman_in_layer: float
-
-
-def agreement(a: HeadScores, b: HeadScores, k: int, permutations: int = 2000, seed: int = 0) -> Agreement:
-    """Compare two models' head scores; their grids must agree."""
-    total = a.values.size
-    shared, found = a.top(k).overlap(b.top(k)), spearmanr(a.values.ravel(), b.values.ravel(), alternative="greater")
-    mine, other, rng = a.top(k).mask(), b.top(k).mask(), np.random.default_rng(seed)
-    ranks_a, ranks_b = (rankdata(s.values).reshape(s.grid) for s in (a, b))
-    centred = ranks_a - ranks_a.mean()
-    as_shared = as_correlated = 1
-    in_layer = 0
-    for _ in range(permutations):
-        order = np.argsort(rng.random(a.grid), axis=1)
-        found_there = int((mine & np.take_along_axis(other, order, 1)).sum())
-        in_layer += found_there
-        as_shared += found_there >= shared
-        as_correlated += (centred * np.take_along_axis(ranks_b, order, 1)).sum() >= (centred * ranks_b).sum() - 1e-9
-    rounds = permutations + 1  # the observed order counts as one: no p value is 0
-    return Agreement(
-        k, total, shared, k * k / total, in_layer / permutations, float(hypergeom.sf(shared - 1, total, k, k)),
-        as_shared / rounds, float(found.statistic), float(found.pvalue), as_correlated / rounds,
-    )  # fmt: skip
-
-
-def agreements(
-    scores: Mapping[str, HeadScores], tops: Mapping[str, HeadSet], same_backbone: Iterable[tuple[str, str]]
-) -> pd.DataFrame:
-    """`agreement` of every two models whose grids agree, over as many heads as the shorter of their two top lists has:
-    a, b, same_backbone, and the fields of `Agreement`."""
-    same = {frozenset(pair) for pair in same_backbone}
-    rows = [
-        {
-            "a": a,
-            "b": b,
-            "same_backbone": {a, b} in same,
-            **agreement(scores[a], scores[b], min(len(tops[a]), len(tops[b])))._asdict(),
-        }
-        for a, b in itertools.combinations(scores, 2)
-        if scores[a].grid == scores[b].grid
-    ]
-    found = pd.DataFrame(rows).sort_values("same_backbone", ascending=False, kind="stable") if rows else pd.DataFrame()
-    found.attrs["runs"] = sorted({run for s in scores.values() for run in s.runs})
-    return found

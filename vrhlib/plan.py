@@ -87,11 +87,9 @@ class Work:
 def _detect(p: Profile, given: Mapping) -> list[Work]:
     """01_detect: head scores, then the first model closely, then every model at its own k and at the profile's."""
     models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "01_detect", p.n_test)
-    # How many heads hold most of the mass is not known beforehand, unless the mass is all of it.
-    possible = [given["K"]] if given["K"] else [p.k] if p.mass == 1 else range(1, p.k + 1)
     work = []
     for model in models:
-        most = max(len(_cuts(p, k, closely=model == models[0])) for k in possible)
+        most = max(len(_cuts(p, k, closely=model == models[0])) for k in _possible(p, given))
         work += [
             Work(model, benchmark, "head scores", 1, found, passes=2),
             Work(model, benchmark, "replies, unmasked and ablated", most, test),
@@ -101,6 +99,12 @@ def _detect(p: Profile, given: Mapping) -> list[Work]:
     large = min(MOST_TOKENS, MODELS[models[0]].visual_tokens * max(p.cost_scales) ** 2)
     work.append(Work(models[0], benchmark, "cost table", 1, 10 * len(p.cost_scales), stored=False, eager=large))
     return work
+
+
+def _possible(p: Profile, given: Mapping) -> Sequence[int]:
+    """Numbers of top heads that a notebook may cut: how many hold most of the mass is not known beforehand, unless the
+    mass is all of it."""
+    return [given["K"]] if given["K"] else [p.k] if p.mass == 1 else range(1, p.k + 1)
 
 
 def _check_rows(benchmark: str, n: int, option: str) -> None:
@@ -159,6 +163,64 @@ def _few(p: Profile, given: Mapping) -> list[Work]:
     return [Work(model, benchmark, "head scores", 1, found, passes=2) for model in given["MODELS"] or p.models]
 
 
+def _universal(p: Profile, given: Mapping) -> list[Work]:
+    """04_universality: top heads cut on every benchmark, in every sense of the word on one, and found on every one."""
+    found_on, found = p.benchmarks[0], given["N_DETECT"] or p.n_detect
+    family = [b for several in p.families.values() for b in several]
+    chosen = list(dict.fromkeys([found_on, *(given["BENCHMARKS"] or family)]))
+    for name in chosen:
+        if (row := benchmark_table()[name]).family != "grounding" or "test" not in row.splits:
+            raise ValueError(f"{name} has no boxes to ground, or no rows to test; {', '.join(family)} have both.")
+    work, ways = [], len(_KINDS) * len(_PHASES)
+    for model in given["MODELS"] or p.models:
+        cuts = max(len(_curve(p, k)) for k in _possible(p, given))
+        work.append(Work(model, found_on, "head scores", 1, found, passes=2))
+        for name in chosen:
+            test = _tested(p, given, name, found_on, found)
+            work.append(Work(model, name, "replies, unmasked and ablated", cuts, test))
+            if name == found_on:
+                more = (ways - 1) * (1 + len(p.control_seeds))  # one of the ways is among the cuts above
+                work.append(Work(model, name, "kinds and phases of ablation", more, test))
+                work.append(Work(model, name, "replies to detection samples", 2, found))
+            else:
+                again = _there(name, given["N_DETECT"] or p.n_elsewhere)
+                work.append(Work(model, name, "head scores, to compare", 1, again, passes=2))
+    return work
+
+
+_KINDS, _PHASES = ("zero", "uniform", "mean"), ("all", "decode")  # those of `attention`, which needs torch
+
+
+def _curve(p: Profile, k: int) -> set[tuple]:
+    """Distinct conditions of `evaluate.causal_sweep` for one model whose top heads are k."""
+    return _cuts(p, k, closely=False) | {("vrh", n) for n in p.universal_ks if n <= max(k, p.k)}
+
+
+def _there(benchmark: str, n: int) -> int:
+    about = benchmark_table()[benchmark].about
+    return min(n, about.rows) if about else n
+
+
+def _tested(p: Profile, given: Mapping, benchmark: str, found_on: str, found: int) -> int:
+    """Test samples of a benchmark at most: pictures that served to find heads are left out."""
+    about, n = benchmark_table()[benchmark].about, given["N_TEST"] or p.n_universal
+    there = about.rows - found * (benchmark == found_on) if about else n
+    return there if n < 0 else min(n, there)
+
+
+def _transfer(p: Profile, given: Mapping) -> list[Work]:
+    """05_transfer: own, borrowed and random heads cut; the cuts of 04_universality are stored if that ran."""
+    models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "05_transfer", p.n_universal)
+    work = []
+    for model in models:
+        lenders = sum(MODELS[other].grid == MODELS[model].grid for other in models if other != model)
+        own = {k: len({*p.universal_ks, k, p.k}) for k in _possible(p, given)}
+        most = max(len(_curve(p, k)) + lenders * ks for k, ks in own.items())
+        work.append(Work(model, benchmark, "head scores", 1, found, passes=2))
+        work.append(Work(model, benchmark, "replies, own and borrowed heads", most, test))
+    return work
+
+
 def _sets(p: Profile, given: Mapping, notebook: str, test: int) -> tuple[str, int, int]:
     """The benchmark of a notebook that takes one, and its numbers of detection and test samples."""
     benchmarks, found = given["BENCHMARKS"] or p.benchmarks, given["N_DETECT"] or p.n_detect
@@ -176,6 +238,8 @@ WORK: dict[str, Callable[[Profile, Mapping], list[Work]]] = {
     "01_detect": _detect,
     "02_design_space": _space,
     "03_sparsity": _few,
+    "04_universality": _universal,
+    "05_transfer": _transfer,
 }
 
 

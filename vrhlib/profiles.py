@@ -86,6 +86,10 @@ class Profile:
     n_variants: int  # test samples of these comparisons, which take many cuts
     prior_data: Mapping[str, str]  # kind of data that an earlier method finds heads on (`design_space.DATA`): benchmark
     n_prior: int  # samples of each
+    families: Mapping[str, tuple[str, ...]]  # of grounding benchmarks, on which heads are cut that `benchmarks` found
+    n_universal: int  # test samples of each
+    universal_ks: tuple[int, ...]  # (controls are cut at the top heads' number and at k)
+    n_elsewhere: int  # samples of each of these benchmarks on which heads are found once more, to compare the lists
 
 
 _PROFILES = {
@@ -96,6 +100,9 @@ _PROFILES = {
         control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2, 4, 5),
         variant_ks=(2, 5, 8), variant_k=5, n_variants=100, n_prior=100,
         prior_data={"needle": "needle", "words": "rendered-words", "pages": "rendered-list"},
+        families={"referring expressions": ("scenes", "scenes-plus", "scenes-g"), "place": ("scenes-spatial",),
+                  "question to box": ("scenes-question",)},
+        n_universal=100, universal_ks=(1, 2, 4, 8), n_elsewhere=100,
     ),
     "paper": Profile(
         models=("qwen2.5-vl-7b", "qwen3-vl-8b", "internvl3-8b", "internvl3.5-8b"),
@@ -104,6 +111,9 @@ _PROFILES = {
         control_seeds=(0, 1, 2, 3, 4), cost_scales=(1, 2),
         variant_ks=(5, 10, 20, 50), variant_k=20, n_variants=1000, n_prior=200,
         prior_data={"needle": "needle-text", "words": "word-pictures", "pages": "pages"},
+        families={"referring expressions": ("refcoco", "refcoco+", "refcocog"), "place": ("refspatial",),
+                  "question to box": ("toloka",)},
+        n_universal=500, universal_ks=(1, 3, 5, 10, 20), n_elsewhere=200,
     ),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from scipy.stats import bootstrap, t
 from statsmodels.stats.proportion import proportion_confint
 
@@ -55,20 +56,34 @@ class Estimate:
         return f"{self.mean:.1f} [{self.low:.1f}, {self.high:.1f}] (n={self.n})"
 
 
-def paired_difference(a: Sequence[bool], b: Sequence[bool], seed: int = 0) -> Estimate:
-    """Accuracy of `a` minus `b` on the same samples, percentage points, 95 % paired bootstrap.
+def paired_difference(
+    a: Sequence[bool], b: Sequence[bool], images: Sequence[object] | None = None, seed: int = 0
+) -> Estimate:
+    """Accuracy of `a` minus `b` on the same samples, percentage points, 95 % paired bootstrap over images.
 
-    Samples are resampled in pairs: conditions answer the same questions, so most of the noise cancels.
+    Samples stay in pairs: both conditions answer the same questions, so most of the noise cancels. What is resampled
+    are pictures (`images`: one key per sample; without it every sample is its own): expressions about one picture are
+    no independent trials. `n` of the result counts samples.
     """
     if not len(a) == len(b) > 0:
         raise ValueError(
             f"{len(a)} and {len(b)} answers are no pairs: both must answer the same samples, at least one."
         )
+    if images is not None and len(images) != len(a):
+        raise ValueError(f"{len(images)} images for {len(a)} answers: give one key per sample.")
     difference = 100.0 * (np.asarray(a, dtype=float) - np.asarray(b, dtype=float))
     mean = float(difference.mean())
     if np.ptp(difference) == 0:  # every sample moved alike; there is nothing to resample
         return Estimate(mean, mean, mean, difference.size)
-    result = bootstrap((difference,), np.mean, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed))
+    keys = range(len(a)) if images is None else images
+    of = pd.factorize(pd.Series(list(keys), dtype=object), use_na_sentinel=False)[0]
+    sums, counts = np.bincount(of, difference), np.bincount(of)
+    if sums.size < 2:
+        raise ValueError(f"All {len(a)} samples are about one picture, which has no spread; test on two or more.")
+    result = bootstrap(
+        (sums, counts), lambda total, n, axis: total.sum(axis) / n.sum(axis), paired=True, vectorized=True,
+        n_resamples=2000, method="percentile", rng=np.random.default_rng(seed),
+    )  # fmt: skip
     return Estimate(mean, *map(float, result.confidence_interval), difference.size)
 
 

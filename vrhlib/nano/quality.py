@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 
 from vrhlib import store
+from vrhlib.agreement import agreements
 from vrhlib.answers import judge
 from vrhlib.attention import generate
 from vrhlib.benchmarks import BENCHMARKS, answering, grounding
@@ -36,7 +37,7 @@ from vrhlib.evaluate import (
     together,
 )
 from vrhlib.evaluate import groups as head_groups
-from vrhlib.heads import HeadScores, agreements
+from vrhlib.heads import HeadScores
 from vrhlib.nano.models import KINDS
 from vrhlib.nano.questions import plural
 from vrhlib.nano.scenes import COLOURS, RELATIONS, SHAPES, SIZES, SUPERLATIVES, WORDS
@@ -115,7 +116,8 @@ def phenomenon(vlm: VLM, scores: HeadScores, n: int) -> pd.DataFrame:
     groups = head_groups(scores.top(k), profile("nano").control_seeds)
     for name in GROUNDING:
         samples = grounding(name, "test", n)
-        frames.append(accuracy_table(sweep_replies(vlm, samples, groups, sorted({top(scores), k}), batch_size=16)))
+        ks = sorted({top(scores), k})
+        frames.append(accuracy_table(sweep_replies(vlm, samples, groups, ks, batch_size=16, short="skip")))
     return together(frames)
 
 

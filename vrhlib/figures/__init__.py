@@ -1,0 +1,43 @@
+"""Data frame to figure, one function per figure, and the files they are saved in.
+
+Every figure is drawn from a tidy frame with one fact a row and nothing else; the frame is saved beside the
+picture, and `rebuild` draws it again from the CSV without a model (and without torch). Colours by meaning,
+the same on every page and legible without colour: ablating VRHs is vermillion with filled circles, random
+heads are grey with a band, layer-matched random heads are blue and dashed, the unmasked model is black.
+
+A module holds the figures of one kind: `scores`, `overlaps`, `conditions` (side by side at one k), `sweeps` (over k),
+`detection` (what it needs), `pictures`, `views` (for the widgets). `style`, `checks` and `output` serve them all.
+"""
+
+from vrhlib.figures.conditions import OUTCOMES, VARIANTS, ablation_by_model, outcomes, variants
+from vrhlib.figures.detection import cost, few_samples, one_token
+from vrhlib.figures.output import Figure, markdown, rebuild, save_table, shown, use_profile
+from vrhlib.figures.overlaps import benchmark_overlap, method_overlap, published_heads
+from vrhlib.figures.pictures import attention_maps, before_after, example, reply_rows
+from vrhlib.figures.scores import (
+    BANDS,
+    FLOOR,
+    IN_LISTS,
+    area_dependence,
+    head_map,
+    head_maps,
+    score_scatter,
+    sorted_scores,
+    sparsity,
+)
+from vrhlib.figures.style import COLOUR, CONDITIONS, DASH, HATCH, LABEL, MARKER
+from vrhlib.figures.sweeps import accuracy_vs_k, prior_methods, transfer, universality
+from vrhlib.figures.views import ablation_view, design_view, refused
+
+__all__ = [
+    "COLOUR", "CONDITIONS", "DASH", "HATCH", "LABEL", "MARKER",
+    "Figure", "markdown", "rebuild", "save_table", "shown", "use_profile",
+    "BANDS", "FLOOR", "IN_LISTS",
+    "area_dependence", "head_map", "head_maps", "score_scatter", "sorted_scores", "sparsity",
+    "benchmark_overlap", "method_overlap", "published_heads",
+    "OUTCOMES", "VARIANTS", "ablation_by_model", "outcomes", "variants",
+    "accuracy_vs_k", "prior_methods", "transfer", "universality",
+    "cost", "few_samples", "one_token",
+    "attention_maps", "before_after", "example", "reply_rows",
+    "ablation_view", "design_view", "refused",
+]  # fmt: skip

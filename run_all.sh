@@ -24,7 +24,7 @@ usage() {
 ./run_all.sh help                       this text
 
   nano    (default) embedded models and scenes: CPU, minutes, no network once installed
-  paper   four real models on RefCOCO: a GPU (48 GB for full batches of all), 70 GB of downloads, hours. GPU,
+  paper   four real models on RefCOCO and four more: a GPU (48 GB for full batches of all), 78 GB with downloads, hours. GPU,
           disk and Hub are looked at first; what is missing is said, all at once, and nothing else ever stands in for it
 
   ./run_all.sh 01                   one notebook

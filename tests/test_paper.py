@@ -510,15 +510,16 @@ GOOD, BAD = (80.0, 20.0, 1.0), (80.0, 60.0, 1.0)
 @pytest.mark.parametrize(
     "rows, word",
     [
-        ([GOOD] * 10, "matches"),
+        ([GOOD] * 20, "matches"),
+        ([GOOD] * 19, "within tolerance"),  # the claim is about twenty
         ([*[GOOD] * 9, BAD], "within tolerance"),
         ([*[GOOD] * 8, BAD], "differs"),
         ([*[GOOD] * 18, BAD, BAD], "within tolerance"),
         ([*[GOOD] * 17, *[BAD] * 3], "differs"),
-        ([(80.0, 40.0, 10.0)], "matches"),
+        ([(80.0, 40.0, 10.0)] * 20, "matches"),
         ([(80.0, 40.1, 10.0)], "differs"),
         ([(80.0, 40.0, 10.1)], "differs"),
-        ([GOOD, (19.9, 19.9, 1.0)], "matches"),  # has nothing to lose, so does not count
+        ([*[GOOD] * 20, (19.9, 19.9, 1.0)], "matches"),  # has nothing to lose, so does not count
         ([GOOD, (20.0, 19.9, 1.0)], "differs"),
         ([(19.9, 1.0, 1.0)] * 3, "not attempted"),
     ],
@@ -527,13 +528,27 @@ def test_universal_counts_the_pairs_that_fall_to_half_while_random_heads_cost_li
     assert judge("universal", cells(*rows)) == word
 
 
+@pytest.mark.parametrize(
+    "more, word",
+    [
+        ({"unreadable": 10.0, "beyond_matched_low": 0.1}, "matches"),
+        ({"unreadable": 10.1}, "differs"),
+        ({"beyond_matched_low": 0.0}, "differs"),
+        ({"beyond_matched_low": float("nan")}, "matches"),  # the layers have no heads left to draw
+    ],
+)
+def test_broken_replies_and_what_any_heads_of_these_layers_do_are_no_support(more, word):
+    assert judge("universal", cells(*[GOOD] * 20).assign(**more)) == word
+
+
 def test_universal_names_the_smallest_drop_and_every_pair_that_fails():
     rows = cells(GOOD, (80.0, 51.0, 2.0), (80.0, 10.0, 12.0), (10.0, 9.0, 50.0)).assign(unreadable=[1, 2, 30, 99])
     found = paper.CHECKS["universal"](rows.iloc[::-1])
     assert found.ours == (
-        "1 of 3 model x benchmark pairs fall to half or less, random heads costing at most 10; smallest drop 29.0 "
-        "(m0 on b1, k=5, n=200); replies without a readable box 1.0 to 30.0 %; not: m1 on b0 (drop 70.0, random 12.0), "
-        "m0 on b1 (drop 29.0, random 2.0); 1 not counted (unmasked under 20)"
+        "1 of 3 model x benchmark pairs fall to half or less, in readable replies, more than layer-matched draws, "
+        "random heads costing at most 10; smallest drop 29.0 (m0 on b1, k=5, n=200); replies without a readable box "
+        "1.0 to 30.0 %; not: m1 on b0 (drop 70.0, random 12.0, unreadable 30 %), m0 on b1 (drop 29.0, random 2.0, "
+        "unreadable 2 %); 1 not counted (unmasked under 20)"
     )
     assert found.interval == "smallest drop [24.0, 34.0]; random drop 1.0 to 12.0 [11.0, 13.0]"
     assert found.difference == "1 of 3 (published 20 of 20)"
@@ -570,7 +585,7 @@ def test_universal_refuses_gaps_and_pairs_told_twice():
 def pair(**changes) -> pd.DataFrame:
     """Both directions; a value for both, or one for each."""
     frame = pd.DataFrame({"model": ["a", "b"], "source": ["b", "a"]}).assign(
-        k=20, shared=15, of=20, spearman=0.9, p_in_layer=0.001, own_drop=60.0, borrowed_drop=55.0, borrowed_low=50.0,
+        k=20, shared=15, spearman=0.9, p_in_layer=0.001, own_drop=60.0, borrowed_drop=55.0, borrowed_low=50.0,
         borrowed_high=60.0, random_drop=1.0, n=200,
     )  # fmt: skip
     return frame.assign(**changes)
@@ -583,13 +598,20 @@ def pair(**changes) -> pd.DataFrame:
         ({"shared": 14}, "matches"),
         ({"shared": 13}, "within tolerance"),
         ({"shared": [14, 13]}, "within tolerance"),
-        ({"shared": 7, "of": 10}, "matches"),
+        ({"shared": 7, "k": 10}, "matches"),
         ({"spearman": 0.85}, "matches"),
         ({"spearman": [0.9, 0.84]}, "within tolerance"),
         ({"spearman": 0.5}, "within tolerance"),
         ({"spearman": [0.9, 0.49]}, "differs"),
         ({"shared": 13, "p_in_layer": 0.049}, "within tolerance"),
         ({"shared": 13, "p_in_layer": [0.001, 0.05]}, "differs"),
+        ({"p_in_layer": [0.001, 0.05]}, "differs"),  # as many as layers explain
+        ({"random_drop": 49.9}, "matches"),
+        ({"random_drop": [1.0, 50.0]}, "differs"),
+        ({"matched_drop": [49.9, float("nan")]}, "matches"),
+        ({"matched_drop": [50.0, float("nan")]}, "differs"),
+        ({"other_drop": [54.9, float("nan")]}, "matches"),
+        ({"other_drop": [float("nan"), 55.0]}, "differs"),  # then any list of plausible heads would do
         ({"borrowed_drop": 30.0}, "matches"),
         ({"borrowed_drop": [30.0, 29.9]}, "differs"),
         ({"shared": 13, "borrowed_drop": [29.9, 30.0]}, "differs"),
@@ -604,16 +626,20 @@ def test_models_of_one_backbone_must_share_heads_scores_and_damage_both_ways(cha
 
 def test_same_backbone_tells_both_directions():
     found = paper.CHECKS["same-backbone"](
-        pair(shared=4, of=4, k=4, spearman=[0.53, 0.6], own_drop=[60.0, 50.0], p_in_layer=[0.012, 0.03])
+        pair(shared=4, k=4, spearman=[0.53, 0.6], own_drop=[60.0, 50.0], p_in_layer=[0.012, 0.03])
     )
-    assert found.difference == "shared 4 of 4, Spearman 0.53 (0.89 to 0.91); damage 0.92, 1.10 of own"
+    assert found.difference == "shared 4 of 4, Spearman 0.53 (published 0.89 to 0.91); damage 0.92, 1.10 of own"
     assert found.ours == (
         "a with heads of b, k=4: 4 of 4 shared (p 0.012 in layers), Spearman 0.53; own cost 60.0, borrowed 55.0, "
         "random 1.0 (n=200); b with heads of a, k=4: 4 of 4 shared (p 0.030 in layers), Spearman 0.60; own cost 50.0, "
         "borrowed 55.0, random 1.0 (n=200)"
     )
     assert found.interval == "a: borrowed [50.0, 60.0]; b: borrowed [50.0, 60.0]"
-    assert paper.CHECKS["same-backbone"](pair(of=[20, 18])).difference.startswith("shared 15 of 20, 15 of 18, Spearman")
+    more = paper.CHECKS["same-backbone"](pair(matched_drop=[20.0, None], other_drop=[3.0, 70.0]))
+    assert "random 1.0, layer-matched 20.0, another backbone at most 3.0 (n=200)" in more.ours
+    assert "random 1.0, another backbone at most 70.0 (n=200)" in more.ours
+    assert more.difference.endswith("of own; heads of another backbone cost up to 70.0")
+    assert paper.CHECKS["same-backbone"](pair(k=[20, 18])).difference.startswith("shared 15 of 20, 15 of 18, Spearman")
     weak = paper.CHECKS["same-backbone"](pair(own_drop=[4.0, 60.0]))
     assert weak.difference == "own heads cost only 4.0: nothing to carry over" and "own cost 4.0" in weak.ours
 
@@ -653,7 +679,7 @@ def stored(folder: Path, profile: str = "nano") -> pd.DataFrame:
 def test_every_difference_is_a_short_phrase_with_numbers_beside_the_published(folder):
     table = paper.compare(EXAMPLES, "nano", "01_detect").set_index("id")
     assert list(table.index) == list(paper.CHECKS), "an example of each check"
-    assert table.difference.str.len().max() <= 75
+    assert table.difference.str.len().max() <= 85
     assert table.difference.str.contains(r"\d").all() and table.difference.str.contains(r"\(.*\)").all()
     assert not table.verdict.eq("not attempted").any()
 
@@ -691,10 +717,21 @@ def test_the_verdict_on_several_models_is_the_worst_of_those_attempted(said, wor
     row = paper.compare({"causal-collapse": evidence}, "nano", "01_detect").iloc[0]
     assert row.verdict == word
     each = {name: paper.CHECKS["causal-collapse"](frame) for name, frame in evidence.items()}
-    phrases = "; ".join(f"{name[5:]}: {found.difference}" for name, found in each.items())
-    assert row.difference == count + (phrases or "–")
+    phrases = [f"{name[5:]}: {found.difference}" for name, found in each.items()]
+    if len(said) > 1 and "not attempted" not in said:  # then all of them name the published numbers, and once is enough
+        published = [" (published up to 84.8)", " (< 3)"]
+        assert all(number in phrase for number in published for phrase in phrases)
+        phrases = [phrase.replace(published[0], "").replace(published[1], "") for phrase in phrases]
+        phrases[-1] += " (published up to 84.8; < 3)"
+    assert row.difference == count + ("; ".join(phrases) or "–")
     assert row.ours == ("; ".join(f"{name}: {found.ours}" for name, found in each.items()) or "–")
     assert row.interval == ("; ".join(f"{name}: {found.interval}" for name, found in each.items()) or "–")
+
+
+def test_only_what_every_model_says_in_brackets_stands_once():
+    said = {"a": "drop 5.0 (published 80); random 1.0 (< 3)", "b": "drop 7.0 (published 80); random 9.0 (< 10)"}
+    assert paper._once(said) == "a: drop 5.0; random 1.0 (< 3); b: drop 7.0; random 9.0 (< 10) (published 80)"
+    assert paper._once({"a": "x (1)", "b": "y (2)"}) == "a: x (1); b: y (2)" and paper._once({"": "x (1)"}) == "x (1)"
 
 
 def test_names_of_pairs_are_shortened_too(folder):

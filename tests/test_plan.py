@@ -114,6 +114,66 @@ def test_a_run_of_02_stores_no_more_than_planned_and_leaves_03_nothing_to_do(che
     assert notebooks.main(["run", "03", "N_DETECT=9", "MODELS=nano-qwen2.5-vl"]) == 1, "other samples need the model"
 
 
+def test_a_run_of_04_stores_no_more_than_planned_and_05_finds_its_own_cuts_there(checkout):
+    words = ["N_DETECT=6", "N_TEST=2", "K=3", "MODELS=nano-qwen2.5-vl"]
+    assert notebooks.main(["run", "04", "BENCHMARKS=scenes-question", *words]) == 0
+    work, found = planned("04_universality", "BENCHMARKS=scenes-question", *words), stored()
+    scores = Counter({("scores", f"{w.benchmark} detect"): w.replies for w in work if w.what.startswith("head scores")})
+    assert Counter({name: n for name, n in found.items() if name[0] == "scores"}) == scores and len(scores) == 2
+    for name, split in (("scenes", "test"), ("scenes", "detect"), ("scenes-question", "test")):
+        on = [w for w in work if w.benchmark == name and not w.what.startswith("head scores")]
+        most = replies_of([w for w in on if ("detection" in w.what) == (split == "detect")])
+        assert found["replies", f"{name} {split}"] <= most <= 1.6 * found["replies", f"{name} {split}"], (
+            "eight heads of this model fill a layer: no layer-matched control there, but the plan does not know"
+        )
+
+    before = stored()
+    assert notebooks.main(["run", "05", *words]) == 0
+    assert stored() == before, "alone, a model has nobody to borrow from, and its own cuts are stored"
+    assert replies_of(planned("05_transfer", *words)) >= found["replies", "scenes test"] / 3
+
+
+def test_04_plans_every_benchmark_with_the_rows_it_has():
+    work = plan.work_of("04_universality", "paper", BOOKS["04_universality"].parameters)
+    mine = {(w.benchmark, w.what): w for w in work if w.model == "qwen2.5-vl-7b"}
+    tested = {b: w.samples for (b, what), w in mine.items() if what == "replies, unmasked and ablated"}
+    assert tested == {"refcoco": 500, "refcoco+": 500, "refcocog": 500, "refspatial": 100, "toloka": 500}
+    assert mine["refspatial", "head scores, to compare"].samples == 100
+    # Unmasked, five k of the top heads, two kinds of controls with five seeds at k = 20 alone.
+    assert mine["toloka", "replies, unmasked and ablated"].conditions == 1 + 5 + 10
+    # Three kinds in two phases, of which one is among these: VRHs and five random sets.
+    assert mine["refcoco", "kinds and phases of ablation"].conditions == 5 * 6
+    all_rows = plan.work_of("04_universality", "paper", BOOKS["04_universality"].parameters | {"N_TEST": -1})
+    assert {w.samples for w in all_rows if w.what.startswith("replies, ")} == {8611, 3805, 7573, 100, 1705}
+    lent = plan.work_of("05_transfer", "paper", BOOKS["05_transfer"].parameters)
+    assert {w.conditions for w in lent if w.what.startswith("replies")} == {1 + 5 + 10 + 5}, "one lender of five k each"
+    with pytest.raises(ValueError, match="mmstar has no boxes to ground.*refspatial, toloka"):
+        plan.work_of("04_universality", "paper", BOOKS["04_universality"].parameters | {"BENCHMARKS": ["mmstar"]})
+
+
+def test_only_01_and_02_need_pairs_and_nobody_gets_more_detection_samples_than_are_held_out():
+    def work(book: str, **changes) -> list[plan.Work]:
+        return plan.work_of(book, "paper", BOOKS[book].parameters | changes)
+
+    for book in ("03_sparsity", "05_transfer"):
+        assert {w.benchmark for w in work(book, BENCHMARKS=["toloka"])} == {"toloka"}
+        assert work(book, BENCHMARKS=["refspatial"], N_DETECT=50, N_TEST=50)
+    with pytest.raises(ValueError, match="N_DETECT=51: of refspatial, 50 rows are held out for detection"):
+        work("05_transfer", BENCHMARKS=["refspatial"], N_DETECT=51, N_TEST=40)
+    for book in BOOKS:
+        with pytest.raises(ValueError, match="N_DETECT=201: of refcoco, 200 rows are held out"):
+            work(book, N_DETECT=201)
+    for name in ("refcocog-umd", "refspatial-points"):
+        with pytest.raises(ValueError, match=f"{name} has no boxes to ground, or no rows held out"):
+            work("04_universality", BENCHMARKS=[name])
+
+
+def test_the_plan_knows_the_kinds_and_phases_of_ablation():
+    from vrhlib.attention import KINDS, PHASES
+
+    assert (plan._KINDS, plan._PHASES) == (KINDS, PHASES)
+
+
 def test_equal_conditions_are_counted_once():
     # Unmasked, 5 k x (top, 5 random, 5 layer-matched), one output token; the sweep of all models at k is among them.
     assert len(plan._cuts(PAPER, 20, closely=True)) == 1 + 5 * 11 + 1
@@ -169,6 +229,8 @@ def test_a_benchmark_that_cannot_give_what_01_asks_is_refused(changes, message):
 def test_what_no_notebook_can_run_is_refused_beforehand(book, overrides, message):
     if next(iter(overrides)) not in BOOKS[book].parameters:
         message = f"No parameter N_PRIOR in {book}"
+    if book == "04_universality" and "takes one" in message:  # it takes several, but they must be groundings
+        overrides, message = {"BENCHMARKS": "scenes,scenes-math"}, "scenes-math has no boxes to ground"
     with pytest.raises(notebooks.Refused, match=message):
         notebooks.parameters("nano", [BOOKS[book]], overrides)
 

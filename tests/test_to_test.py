@@ -107,8 +107,8 @@ def test_the_threshold_lies_far_from_pictures_encoded_anew_and_below_all_others(
     plain = [thumbnail(v) for v in views]
     for how in ANEW:
         anew = np.diag(distances(plain, [thumbnail(encoded_anew(v, *how)) for v in views]))
-        assert anew.max() < ALIKE / 3
-    assert distances(plain, plain)[np.triu_indices(30, 1)].min() > 3 * ALIKE
+        assert anew.max() < ALIKE / 2
+    assert distances(plain, plain)[np.triu_indices(30, 1)].min() > 9 * ALIKE
 
 
 def test_no_two_of_two_hundred_nano_scenes_are_taken_for_one():
@@ -118,7 +118,7 @@ def test_no_two_of_two_hundred_nano_scenes_are_taken_for_one():
     assert len(scenes.images) == 200
     small = [thumbnail(s.image) for s in scenes]
     nearest = distances(small, small)[np.triu_indices(200, 1)].min()
-    assert ALIKE < nearest < 2 * ALIKE, f"{nearest:.1f}"
+    assert 2 * ALIKE < nearest < 3 * ALIKE, f"{nearest:.1f}"
     hashed = Samples("copy", "test", [dataclasses.replace(s, image_key=f"bytes:{s.image_key}") for s in scenes[50:]])
     kept = apart(hashed, scenes[:100])
     assert [s.id for s in kept] == [s.id for s in scenes[100:]] and left_out(kept) == ("pixels", 50)
@@ -126,7 +126,7 @@ def test_no_two_of_two_hundred_nano_scenes_are_taken_for_one():
 
 def test_nothing_left_is_an_error():
     pictures = {"1": view(1), "2": view(2)}
-    with pytest.raises(ValueError, match="other all is empty"):
+    with pytest.raises(ValueError, match="All 4 pictures of other all.*take more or others"):
         apart(shown("other", pictures, twice=True), shown("one", pictures))
 
 

@@ -92,7 +92,8 @@ def agreements(
         for a, b in itertools.combinations(scores, 2)
         if scores[a].grid == scores[b].grid
     ]
-    found = pd.DataFrame(rows).sort_values("same_backbone", ascending=False, kind="stable") if rows else pd.DataFrame()
+    columns = ["a", "b", "same_backbone", *Agreement._fields]
+    found = pd.DataFrame(rows, columns=columns).sort_values("same_backbone", ascending=False, kind="stable")
     found.attrs["runs"] = sorted({run for s in scores.values() for run in s.runs})
     return found
 
@@ -110,7 +111,8 @@ def scatter(scores: Mapping[str, HeadScores], tops: Mapping[str, HeadSet], agree
             where["top"] = lists[at in ones, at in twos]
             more = {"k": pair.k, "shared": pair.shared, "spearman": pair.spearman, "n": scores[pair.a].n}
             rows.append(about | where | more)
-    table = pd.DataFrame(rows)
+    columns = ["a", "b", "relation", "layer", "head", "x", "y", "top", "k", "shared", "spearman", "n"]
+    table = pd.DataFrame(rows, columns=columns)
     table.attrs["runs"] = agreed.attrs.get("runs", [])
     return table
 
@@ -185,9 +187,7 @@ def donors(
     model (two grids)."""
     siblings = {other for pair in same_backbone if model in pair for other in pair} & set(scores) - {model}
     if len(siblings) > 1:
-        raise ValueError(
-            f"{model} shares its backbone with {' and '.join(sorted(siblings))}: choose one."
-        )
+        raise ValueError(f"{model} shares its backbone with {' and '.join(sorted(siblings))}: choose one.")
     found, refused = {}, []
     for donor in (name for name in scores if name != model):
         try:

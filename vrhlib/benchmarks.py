@@ -36,49 +36,57 @@ def grounding(benchmark: str, split: str, n: int | None = None, seed: int = 0, *
 
 
 def to_test(benchmark: str, found_on: Samples, n: int | None, seed: int = 0) -> Samples:
-    """n samples (None, or fewer there are: all) of a grounding benchmark on which heads found on `found_on` are cut.
+    """n samples (None: all; at most the rows that its table has) of a grounding benchmark on which heads found on
+    `found_on` are cut.
 
     Of the benchmark that they were found on: its test split. Of another: any rows, since none was held out there for
     them. Either way without the pictures of `found_on`, see `apart`.
     """
-    split = "test" if benchmark == found_on.benchmark else _widest(benchmark, "test")
-    return apart(grounding(benchmark, split, _at_most(benchmark, n), seed), found_on)
+    own = benchmark == found_on.benchmark
+    split = "test" if own else _widest(benchmark, "test")
+    return apart(grounding(benchmark, split, at_most(benchmark, n, len(found_on) * own), seed), found_on)
 
 
 def to_find(benchmark: str, n: int, seed: int = 0) -> Samples:
     """n samples (all, if there are fewer) of a grounding benchmark to find heads on that are only compared with other
     lists, never tested: small benchmarks have no rows to hold out."""
-    return grounding(benchmark, _widest(benchmark, "detect"), _at_most(benchmark, n), seed)
+    return grounding(benchmark, _widest(benchmark, "detect"), at_most(benchmark, n), seed)
 
 
 def _widest(benchmark: str, otherwise: str) -> str:
     return "all" if "all" in _lookup("benchmark", benchmark, BENCHMARKS).splits else otherwise
 
 
-def _at_most(benchmark: str, n: int | None) -> int | None:
-    about = BENCHMARKS[benchmark].about
-    return min(n, about.rows) if about and n is not None else n
+def at_most(benchmark: str, n: int | None, held_out: int = 0) -> int | None:
+    """n, or the rows of a real benchmark less those held out, where they are fewer; None stays None (all)."""
+    about = _lookup("benchmark", benchmark, BENCHMARKS).about
+    return min(n, about.rows - held_out) if about and n is not None else n
 
 
 def apart(samples: Samples, found_on: Samples) -> Samples:
     """The samples without those whose picture served to find heads, perhaps in another benchmark; `notes` counts what
     was left out, also if it was nothing.
 
-    Pictures are compared by their numbers where both benchmarks number them alike, and else by what they show (16 x 16
-    grey pixels). Raises ValueError if nothing is left.
+    Pictures are compared by their numbers where both benchmarks number them alike, by their files where both hash them,
+    and else by what they show (16 x 16 grey pixels). Raises ValueError if nothing is left.
     """
     hashed = [{key.startswith("bytes:") for key in part.images} for part in (samples, found_on)]
     if hashed[0] == hashed[1]:
-        how, served = "number", {s.id for s in samples if s.image_key in found_on.images}
+        how = "file" if True in hashed[0] else "number"
+        served = {s.id for s in samples if s.image_key in found_on.images}
     else:
         how, served = "pixels", _alike(samples, found_on)
     note = f"left out: its picture served to find heads ({found_on.benchmark}, compared by {how})"
     kept = [s for s in samples if s.id not in served]
+    if not kept:
+        raise ValueError(f"All {len(samples)} pictures of {samples!r} served to find heads: take more or others.")
     notes = {**samples.notes, note: len(served)}
     return Samples(samples.benchmark, samples.split, kept, samples.origin, samples.lost, notes, samples.max_new_tokens)
 
 
-ALIKE = 6.0  # mean difference of grey levels, of 255, up to which two thumbnails show one picture
+# Mean difference of grey levels, of 255, up to which two thumbnails show one picture: encoding it again or in another
+# size moves up to 1.2, other photographs are tens apart.
+ALIKE = 3.0
 
 
 def _alike(samples: Iterable[Sample], others: Iterable[Sample]) -> set[str]:

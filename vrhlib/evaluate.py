@@ -17,11 +17,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from statsmodels.stats.proportion import confint_proportions_2indep
 
 from vrhlib import store
+from vrhlib.agreement import shared
 from vrhlib.answers import judge
 from vrhlib.attention import KERNEL, KINDS, PHASES, Ablation, fitting, generate, head_means
-from vrhlib.heads import HeadSet
+from vrhlib.heads import HeadScores, HeadSet
 from vrhlib.outcomes import POSSIBLE, UNREADABLE, judged
 from vrhlib.samples import Samples
 from vrhlib.stats import Accuracy, Estimate, over_seeds, paired_difference
@@ -135,16 +137,22 @@ def sweep_replies(
 ) -> pd.DataFrame:
     """Replies with the first k heads of each group ablated, for every k, and of the unmasked model.
 
-    A group called `random 3` is condition `random` with seed 3; `kind`, `phase` and `means` as in `Ablation`. Columns
-    as in `replies`. Raises ValueError, before anything runs, if a group belongs to another grid or has fewer heads than
-    the largest k (`short="skip"`: it is cut only as far as it goes).
+    A group called `random 3` is condition `random` with seed 3; layer-matched draws that came out alike are one draw,
+    not several. `kind`, `phase` and `means` as in `Ablation`. Columns as in `replies`. Raises ValueError, before
+    anything runs, if a group belongs to another grid or has fewer heads than the largest k (`short="skip"`: it is cut
+    only as far as it goes).
     """
     conditions: dict[Condition, Ablation | None] = {UNMASKED: None}
+    drawn = set()
     for name, heads in groups.items():
         match = re.fullmatch(r"(.+?) (\d+)", name)
         condition, seed = (match[1], int(match[2])) if match else (name, None)
         for k in ks:
             if k and (short == "refuse" or k <= len(heads)):
+                if condition == "layer_matched":
+                    if (k, alike := frozenset(heads.on(vlm.grid).top(k))) in drawn:
+                        continue
+                    drawn.add((k, alike))
                 conditions[Condition(condition, k, seed)] = Ablation(heads.on(vlm.grid).top(k), kind, phase, means)
     return replies(vlm, samples, conditions, batch_size)
 
@@ -193,15 +201,15 @@ def groups(heads: HeadSet, seeds: Sequence[int]) -> dict[str, HeadSet]:
 
 
 def unmatched(model: str, heads: HeadSet, ks: Iterable[int]) -> str:
-    """Which numbers of heads have no layer-matched control outside `heads`, or fewer than five, and why; one line."""
-    left, few = heads.grid[1] - heads.layers, []
-    for k in sorted(set(ks)):
-        ways = math.prod(math.comb(int(n), int(inside)) for n, inside in zip(left, heads.top(k).layers))
+    """How many layer-matched sets there are outside the first k heads, where fewer than five, and why there are none;
+    one line."""
+    few = []
+    for k in sorted(set(ks) - {0}):
+        cut = heads.top(k)
+        ways = math.prod(math.comb(int(heads.grid[1] - inside), int(inside)) for inside in cut.layers)
         if ways < 5:
-            few.append(f"k={k}: {ways or 'none'}")
-    if not few:
-        return f"{model}: five layer-matched sets or more at every k"
-    return f"{model}: layer-matched sets that there are: {', '.join(few)}{heads.crowded and f' ({heads.crowded})'}"
+            few.append(f"k={k}: {ways or f'none, {cut.crowded}'}")
+    return f"{model}: layer-matched sets that there are: {'; '.join(few) or 'five or more at every k'}"
 
 
 def accuracy_table(answers: pd.DataFrame) -> pd.DataFrame:
@@ -322,12 +330,13 @@ def causal_sweep(
     batch_size: int = 8,
 ) -> pd.DataFrame:
     """Replies on several benchmarks with the first k of `heads` cut, for k of `ks` and `control_ks`; at the latter also
-    with both kinds of controls (see `groups`), drawn from outside all of `heads`."""
-    frames, between = [], [k for k in ks if k not in control_ks]
+    with both kinds of controls (see `groups`), drawn for each k from outside the k heads that are cut."""
+    frames = []
     for samples in tests:
-        cut = sweep_replies(vlm, samples, groups(heads, seeds), control_ks, batch_size=batch_size, short="skip")
-        curve = sweep_replies(vlm, samples, {"vrh": heads}, between, batch_size=batch_size)
-        frames += [cut, curve[curve.condition != "unmasked"]]
+        frames.append(sweep_replies(vlm, samples, {"vrh": heads}, sorted({*ks, *control_ks}), batch_size=batch_size))
+        for k in control_ks:
+            cut = sweep_replies(vlm, samples, groups(heads.top(k), seeds), [k], batch_size=batch_size, short="skip")
+            frames.append(cut[~cut.condition.isin(["unmasked", "vrh"])])
     return together(frames)
 
 
@@ -336,8 +345,9 @@ def cells(answers: pd.DataFrame, k: Mapping[str, int]) -> pd.DataFrame:
 
     Columns: model, benchmark, k, n; unmasked, vrh (accuracy, percent); in points drop, drop_low, drop_high (95 % paired
     bootstrap over images), random_drop, random_drop_low, random_drop_high (mean and 95 % t interval over seeds),
-    matched_drop (mean over layer-matched draws, NaN where there is none); unreadable (percent of the replies without
-    these heads that hold no box)."""
+    matched_drop (mean over layer-matched draws), beyond_matched, beyond_matched_low, beyond_matched_high (how much more
+    the heads cost than these draws on average, paired over images), all NaN where there is no such draw; unreadable
+    (percent of the replies without these heads that hold no box)."""
     rows = []
     for (model, benchmark), frame in answers.groupby(["model", "benchmark"], sort=False):
         changes = paired_drops(frame, k[model]).set_index("condition")
@@ -345,11 +355,14 @@ def cells(answers: pd.DataFrame, k: Mapping[str, int]) -> pd.DataFrame:
         random = over_seeds(-changes.loc[["random"], "change"])
         cut = frame[(frame.condition == "vrh") & (frame.k == k[model])]
         unmasked = accuracy(frame[frame.condition == "unmasked"].outcome)
+        matched = frame[(frame.condition == "layer_matched") & (frame.k == k[model])]
+        beyond = _beyond(matched, cut) if len(matched) else Estimate(*(np.nan,) * 3, 0)
         rows.append({
             "model": model, "benchmark": benchmark, "k": k[model], "n": unmasked.n, "unmasked": unmasked.mean,
             "vrh": accuracy(cut.outcome).mean, "drop": -vrh.change, "drop_low": -vrh.high, "drop_high": -vrh.low,
             "random_drop": random.mean, "random_drop_low": random.low, "random_drop_high": random.high,
             "matched_drop": -float(changes.loc[changes.index == "layer_matched", "change"].mean()),
+            "beyond_matched": beyond.mean, "beyond_matched_low": beyond.low, "beyond_matched_high": beyond.high,
             "unreadable": 100 * float(cut.outcome.isin(UNREADABLE).mean()),
         })  # fmt: skip
     table = pd.DataFrame(rows)
@@ -357,9 +370,17 @@ def cells(answers: pd.DataFrame, k: Mapping[str, int]) -> pd.DataFrame:
     return table
 
 
+def _beyond(matched: pd.DataFrame, cut: pd.DataFrame) -> Estimate:
+    """Accuracy under several draws, on average, minus that of `cut`, on the same samples."""
+    average = (matched.outcome == "correct").groupby(matched.id).mean()[cut.id]
+    images = cut.image.tolist() if "image" in cut else None
+    return paired_difference(average.tolist(), (cut.outcome == "correct").tolist(), images)
+
+
 def pooled(answers: pd.DataFrame, name: str) -> pd.DataFrame:
     """The replies of several benchmarks as those of one, called `name`; every sample counts once."""
-    joined = answers.assign(id=answers.benchmark + " " + answers.id, benchmark=name)
+    lost = answers.groupby("benchmark").lost.max().sum()
+    joined = answers.assign(id=answers.benchmark + " " + answers.id, benchmark=name, lost=lost)
     joined.attrs["runs"] = answers.attrs.get("runs", [])
     return joined
 
@@ -374,8 +395,7 @@ def sensitivity(
     ("–" for the unmasked model), and the change against the unmasked model with its interval (change, change_low,
     change_high). Groups with fewer heads are left out.
     """
-    means = head_means(vlm, [vlm.prepare(seen[i : i + batch_size]) for i in range(0, len(seen), batch_size)])
-    tables = []
+    means, tables = _mean_outputs(vlm, seen, batch_size), []
     for kind, phase in itertools.product(KINDS, PHASES):
         given = {"means": means} if kind == "mean" else {}
         answers = sweep_replies(vlm, samples, groups, [k], kind, phase, batch_size=batch_size, short="skip", **given)
@@ -389,25 +409,44 @@ def sensitivity(
     return together(tables)
 
 
+def _mean_outputs(vlm: VLM, samples: Samples, batch_size: int) -> torch.Tensor:
+    """`attention.head_means` over the prompts of many samples, one batch on the device at a time."""
+    parts: list[tuple[torch.Tensor, int]] = []
+
+    def read(chunk: Samples) -> None:
+        found = []
+        for i in range(0, len(chunk), vlm.rows):
+            batch = vlm.prepare(chunk[i : i + vlm.rows])
+            vlm.running = len(batch)
+            found.append((head_means(vlm, [batch]).double(), int(vlm.inputs(batch)["attention_mask"].sum())))
+        parts.extend(found)  # at the end: where memory runs out, the chunk is read again
+
+    for start in range(0, len(samples), batch_size):
+        fitting(vlm, partial(read, samples[start : start + batch_size]))
+    return (sum(mean * n for mean, n in parts) / sum(n for _, n in parts)).float()
+
+
 def with_detection(test: pd.DataFrame, found_on: pd.DataFrame) -> pd.DataFrame:
     """Does it matter whether the samples that heads were found on are among those they are tested on (Table A10)?
 
-    `test`: replies to test samples, `found_on`: to the detection samples. A row per condition of the latter: model,
-    benchmark, condition, k, without, n_without, with, n_with (accuracies in percent); difference, difference_low,
-    difference_high (points, 95 % normal interval: the detection samples are other samples, so nothing is paired).
+    `test`: replies to test samples, `found_on`: to the detection samples. A row per condition that both have: model,
+    benchmark, condition, k; without, n_without, with, n_with (accuracies in percent, as in the paper); found_on,
+    n_found_on (accuracy on the detection samples alone); difference, low, high (found_on - without, points, 95 %
+    Newcombe interval: other samples, so nothing is paired).
     """
-    known = [tuple(at) for at in found_on[_CONDITION].fillna(-1).drop_duplicates().itertuples(index=False)]
-    same = [tuple(at) in known for at in test[_CONDITION].fillna(-1).itertuples(index=False)]
+    tested, seen = (
+        dict(list(part.assign(seed=part.seed.fillna(-1)).groupby(_CONDITION, sort=False))) for part in (test, found_on)
+    )
     rows = []
-    for values, frame in test[same].groupby(_CONDITION, sort=False, dropna=False):
-        at = dict(zip(_CONDITION, values))
-        there = found_on[(found_on.condition == at["condition"]) & (found_on.k == at["k"])]
-        alone, other, both = (accuracy(part.outcome) for part in (frame, there, together([frame, there])))
-        difference, half = both.mean - alone.mean, 1.96 * other.n / both.n * math.hypot(alone.stderr, other.stderr)
-        rows.append(at | {"without": alone.mean, "n_without": alone.n, "with": both.mean, "n_with": both.n,
-                          "difference": difference, "difference_low": difference - half,
-                          "difference_high": difference + half})  # fmt: skip
-    table = pd.DataFrame(rows).drop(columns="seed")
+    for at in (at for at in tested if at in seen):
+        alone, other = (accuracy(parts[at].outcome) for parts in (tested, seen))
+        both = Accuracy(alone.correct + other.correct, alone.n + other.n)
+        low, high = confint_proportions_2indep(other.correct, other.n, alone.correct, alone.n, method="newcomb")
+        rows.append(dict(zip(_CONDITION, at)) | {
+            "without": alone.mean, "n_without": alone.n, "with": both.mean, "n_with": both.n, "found_on": other.mean,
+            "n_found_on": other.n, "difference": other.mean - alone.mean, "low": 100 * low, "high": 100 * high,
+        })  # fmt: skip
+    table = pd.DataFrame(rows).astype({"seed": "Int64"}).replace({"seed": {-1: pd.NA}}).dropna(axis=1, how="all")
     table.attrs["runs"] = sorted({*test.attrs.get("runs", []), *found_on.attrs.get("runs", [])})
     return table
 
@@ -424,40 +463,52 @@ def wide(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def transfers(
-    answers: pd.DataFrame, sources: Mapping[str, Mapping[str, str]], agreed: pd.DataFrame, k: Mapping[str, int]
+    answers: pd.DataFrame,
+    sources: Mapping[str, Mapping[str, str]],
+    scores: Mapping[str, HeadScores],
+    k: Mapping[str, int],
 ) -> pd.DataFrame:
     """How much damage borrowed heads do, a row per model and donor, at `k[model]` heads.
 
     `answers`: sweeps of every model with its own heads (`vrh`), controls, and each condition of `sources[model]`, which
-    maps it to the donor (`agreement.donors`); `agreed` as `agreement.agreements` returns it. Columns: model, source,
-    relation, k, n; shared, of, spearman, p_in_layer (of the two models' lists); in points own_drop, borrowed_drop,
-    borrowed_low, borrowed_high (95 % paired bootstrap over images), less, less_low, less_high (damage of own heads
-    minus that of borrowed ones, paired), random_drop (mean over seeds); unreadable (percent of the replies without the
-    borrowed heads that hold no box).
+    maps it to the donor (`agreement.donors`). Columns: model, source, relation, k, n; shared, p_in_layer (of the two
+    lists that are cut, `agreement.shared`), spearman (of all scores); in points own_drop, borrowed_drop, borrowed_low,
+    borrowed_high (95 % paired bootstrap over images), less, less_low, less_high (damage of own heads minus that of
+    borrowed ones, paired), random_drop, matched_drop (means over draws, NaN where there is none); unreadable (percent
+    of the replies without the borrowed heads that hold no box); other_drop (the most that heads of another backbone
+    cost in this model). Raises ValueError where heads were not cut at that k.
     """
     rows = []
-    pairs = {frozenset(pair): row for *pair, row in zip(agreed.a, agreed.b, agreed.itertuples())}
     for model, donors in sources.items():
         own = answers[answers.model == model]
-        drops = paired_drops(own, k[model])
-        at = own[own.k == k[model]]
+        drops, at = paired_drops(own, k[model]), own[own.k == k[model]]
+        mean = drops.groupby("condition").change.mean()
         for condition, source in donors.items():
-            kind, _, seed = condition.partition(" ")
-            mine = (at.condition == kind) & (at.seed.eq(int(seed)) if seed else at.seed.isna())
-            here = drops[(drops.condition == kind) & (drops.seed.eq(int(seed)) if seed else drops.seed.isna())].iloc[0]
-            less, agree = _change(at[mine], at[at.condition == "vrh"]), pairs[frozenset((model, source))]
+            here, mine = (_named(frame, condition) for frame in (drops, at))
+            if here.empty:
+                raise ValueError(f"{model}: heads of {source} ({condition}) were not cut at k={k[model]}; sweep it.")
+            less, row = _change(mine, at[at.condition == "vrh"]), here.iloc[0]
+            lists = shared(scores[model].top(k[model]), scores[source].top(k[model]))
             rows.append({
-                "model": model, "source": source, "relation": "same backbone" if kind == "borrowed" else "other",
-                "k": k[model], "n": here.n, "shared": agree.shared, "of": agree.k, "spearman": agree.spearman,
-                "p_in_layer": agree.p_shared_in_layer, "own_drop": -drops.set_index("condition").change["vrh"],
-                "borrowed_drop": -here.change, "borrowed_low": -here.high, "borrowed_high": -here.low,
-                "less": less.mean, "less_low": less.low, "less_high": less.high,
-                "random_drop": -drops[drops.condition == "random"].change.mean(),
-                "unreadable": 100 * float(at[mine].outcome.isin(UNREADABLE).mean()),
+                "model": model, "source": source,
+                "relation": "same backbone" if condition == "borrowed" else "other", "k": k[model], "n": row.n,
+                "shared": lists.shared, "p_in_layer": lists.p_in_layer,
+                "spearman": scores[model].spearman(scores[source]), "own_drop": -mean["vrh"],
+                "borrowed_drop": -row.change, "borrowed_low": -row.high, "borrowed_high": -row.low,
+                "less": less.mean, "less_low": less.low, "less_high": less.high, "random_drop": -mean["random"],
+                "matched_drop": -mean.get("layer_matched", np.nan),
+                "unreadable": 100 * float(mine.outcome.isin(UNREADABLE).mean()),
             })  # fmt: skip
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows, columns=None if rows else ["model", "source", "relation", "borrowed_drop"])
+    table["other_drop"] = table.model.map(table[table.relation == "other"].groupby("model").borrowed_drop.max())
     table.attrs["runs"] = answers.attrs.get("runs", [])
     return table
+
+
+def _named(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Rows of a condition by its name in a sweep: `random 3` is `random` with seed 3."""
+    condition, _, seed = name.partition(" ")
+    return frame[(frame.condition == condition) & (frame.seed.eq(int(seed)) if seed else frame.seed.isna())]
 
 
 def ablation_sweep(vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], ks: Sequence[int], **how) -> pd.DataFrame:

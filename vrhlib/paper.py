@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -464,11 +465,14 @@ def _sparse(shares: pd.DataFrame) -> Finding:
 def _universal(cells: pd.DataFrame) -> Finding:
     """`cells`: a row per model and benchmark: model, benchmark, k, n, unmasked, vrh (percent), drop, drop_low,
     drop_high (points, paired interval), random_drop, random_drop_low, random_drop_high (mean over seeds, t interval),
-    unreadable (percent of replies under VRH ablation).
+    unreadable (percent of replies under VRH ablation), beyond_matched_low (by how many points VRHs cost more than
+    layer-matched draws, lower end; NaN where there are none).
 
     A cell shows the claim if VRH leaves at most half of the unmasked accuracy and random heads cost at most 10 points,
-    which all 20 published cells at k = 20 (Table A1) do. Matches: all cells show it. Within tolerance: at least 90 % of
-    them. Cells that are right in under 20 % unmasked do not count; not attempted: no cell counts."""
+    which all 20 published cells at k = 20 (Table A1) do; and, of which nothing is published, if at most 10 % of the
+    replies are unreadable and VRHs cost more than layer-matched draws. Matches: all cells show it, and there are the
+    twenty that the claim is about. Within tolerance: at least 90 % of those there are. Cells that are right in under
+    20 % unmasked do not count; not attempted: no cell counts."""
     columns = ["model", "benchmark", "k", "n", "unmasked", "vrh", "drop", "drop_low", "drop_high", "random_drop",
                "random_drop_low", "random_drop_high", "unreadable"]  # fmt: skip
     cells = _complete(cells, "universal", columns)
@@ -477,23 +481,27 @@ def _universal(cells: pd.DataFrame) -> Finding:
     able = cells[cells.unmasked >= 20]
     if able.empty:
         return Finding(f"0 of {len(cells)} pairs count", "–", "unmasked under 20: nothing to lose", NOT_ATTEMPTED)
-    shows = (able.vrh <= able.unmasked / 2) & (able.random_drop <= 10)
+    matched = able.get("beyond_matched_low", pd.Series(float("nan"), able.index))
+    shows = (able.vrh <= able.unmasked / 2) & (able.random_drop <= 10) & (able.unreadable <= 10) & ~(matched <= 0)
     ours, interval = _cells_in_words(able, shows)
     ours += f"; {len(cells) - len(able)} not counted (unmasked under 20)" if len(able) < len(cells) else ""
     difference = f"{shows.sum()} of {len(able)} (published 20 of 20)"
-    return _finding(ours, interval, difference, shows.all(), 10 * shows.sum() >= 9 * len(able))
+    all_of_them = shows.all() and len(able) >= len(published("accuracy_vs_k")[["model", "benchmark"]].drop_duplicates())
+    return _finding(ours, interval, difference, all_of_them, 10 * shows.sum() >= 9 * len(able))
 
 
 def _cells_in_words(cells: pd.DataFrame, shows: pd.Series) -> tuple[str, str]:
     """Ours and interval of the claim universal: how many cells show it, the extremes, and the cells that don't."""
     least, most = cells.loc[cells["drop"].idxmin()], cells.loc[cells.random_drop.idxmax()]
     ours = (
-        f"{shows.sum()} of {len(cells)} model x benchmark pairs fall to half or less, random heads costing at most 10; "
+        f"{shows.sum()} of {len(cells)} model x benchmark pairs fall to half or less, in readable replies, more than "
+        f"layer-matched draws, random heads costing at most 10; "
         f"smallest drop {least['drop']:.1f} ({least.model} on {least.benchmark}, k={least.k}, n={least.n}); replies "
         f"without a readable box {cells.unreadable.min():.1f} to {cells.unreadable.max():.1f} %"
     )
     fail = [
-        f"{cell.model} on {cell.benchmark} (drop {cell.drop:.1f}, random {cell.random_drop:.1f})"
+        f"{cell.model} on {cell.benchmark} (drop {cell.drop:.1f}, random {cell.random_drop:.1f}, unreadable "
+        f"{cell.unreadable:.0f} %)"
         for cell in cells[~shows].itertuples()
     ]
     ours += f"; not: {', '.join(fail)}" if fail else ""
@@ -507,36 +515,48 @@ def _p(value: float) -> str:
 
 
 def _same_backbone(pair: pd.DataFrame) -> Finding:
-    """`pair`: a row per direction: model, source (whose heads are borrowed), k, shared, of, spearman, p_in_layer (of as
-    many shared by chance within layers), own_drop, borrowed_drop, borrowed_low, borrowed_high (points, paired interval
-    of borrowed_drop), random_drop, n.
+    """`pair`: a row per direction: model, source (whose heads are borrowed), k, shared, spearman, p_in_layer (of as
+    many of the k shared by chance within layers), own_drop, borrowed_drop, borrowed_low, borrowed_high (points, paired
+    interval of borrowed_drop), random_drop, n; matched_drop and other_drop (the most that heads of another backbone
+    cost), NaN where there are none.
 
-    Matches: at least 0.7 of the heads are shared (published 15, 18 and 14 of 20), Spearman is at least 0.85 (0.909,
-    0.89), and borrowed heads do at least half the damage of own ones in both directions. Within tolerance: more heads
-    are shared than by chance within layers (p < 0.05), Spearman is at least 0.5, and at least half the damage in both.
-    Not attempted: own heads cost under 10 points in a direction."""
-    columns = ["model", "source", "k", "shared", "of", "spearman", "p_in_layer", "own_drop", "borrowed_drop",
+    Needed in both directions: more heads are shared than by chance within layers (p < 0.05); borrowed heads do at least
+    half the damage of own ones, more than random and layer-matched draws, and more than any list of another backbone.
+    Matches: at least 0.7 of the heads are shared, too (published 15, 18 and 14 of 20), and Spearman is at least 0.85
+    (0.909, 0.89). Within tolerance: Spearman is at least 0.5. Not attempted: own heads cost under 10 points in a
+    direction."""
+    columns = ["model", "source", "k", "shared", "spearman", "p_in_layer", "own_drop", "borrowed_drop",
                "borrowed_low", "borrowed_high", "random_drop", "n"]  # fmt: skip
     pair = _complete(pair, "same-backbone", columns)
     if len(pair) != 2 or set(zip(pair.model, pair.source)) != set(zip(pair.source, pair.model)):
         raise ValueError("The claim same-backbone reads two rows, a model with another's heads cut, and the reverse.")
     rows = list(pair.itertuples())
     ours = "; ".join(
-        f"{r.model} with heads of {r.source}, k={r.k}: {r.shared} of {r.of} shared ({_p(r.p_in_layer)} in layers), "
+        f"{r.model} with heads of {r.source}, k={r.k}: {r.shared} of {r.k} shared ({_p(r.p_in_layer)} in layers), "
         f"Spearman {r.spearman:.2f}; own cost {r.own_drop:.1f}, borrowed {r.borrowed_drop:.1f}, "
-        f"random {r.random_drop:.1f} (n={r.n})"
+        f"random {r.random_drop:.1f}{_more(r)} (n={r.n})"
         for r in rows
     )
     interval = "; ".join(f"{r.model}: borrowed [{r.borrowed_low:.1f}, {r.borrowed_high:.1f}]" for r in rows)
     if (least := pair.own_drop.min()) < 10:
         return Finding(ours, interval, f"own heads cost only {least:.1f}: nothing to carry over", NOT_ATTEMPTED)
-    counts = ", ".join(dict.fromkeys(f"{r.shared} of {r.of}" for r in rows))
+    counts = ", ".join(dict.fromkeys(f"{r.shared} of {r.k}" for r in rows))
     damage = ", ".join(f"{r.borrowed_drop / r.own_drop:.2f}" for r in rows)
-    difference = f"shared {counts}, Spearman {pair.spearman.min():.2f} (0.89 to 0.91); damage {damage} of own"
-    half = (2 * pair.borrowed_drop >= pair.own_drop).all()
-    many, alike = (10 * pair.shared >= 7 * pair.of).all(), (pair.spearman >= 0.85).all()
-    some, related = (pair.p_in_layer < 0.05).all(), (pair.spearman >= 0.5).all()
-    return _finding(ours, interval, difference, half and many and alike, half and some and related)
+    difference = f"shared {counts}, Spearman {pair.spearman.min():.2f} (published 0.89 to 0.91); damage {damage} of own"
+    if (strangers := pair.get("other_drop", pd.Series(dtype=float)).max()) >= pair.borrowed_drop.min():
+        difference += f"; heads of another backbone cost up to {strangers:.1f}"
+    controls = pair.reindex(columns=["random_drop", "matched_drop"]).max(axis=1)
+    beyond = (pair.borrowed_low > controls) & ~(pair.get("other_drop", float("nan")) >= pair.borrowed_drop)
+    needed = (beyond & (2 * pair.borrowed_drop >= pair.own_drop) & (pair.p_in_layer < 0.05)).all()
+    many, alike = (10 * pair.shared >= 7 * pair.k).all(), (pair.spearman >= 0.85).all()
+    return _finding(ours, interval, difference, needed and many and alike, needed and (pair.spearman >= 0.5).all())
+
+
+def _more(row) -> str:
+    """What other controls cost, where there are any."""
+    known = {"layer-matched": "matched_drop", "another backbone at most": "other_drop"}
+    costs = {words: getattr(row, column, float("nan")) for words, column in known.items()}
+    return "".join(f", {words} {cost:.1f}" for words, cost in costs.items() if cost == cost)
 
 
 CHECKS: dict[str, Check] = {
@@ -564,11 +584,22 @@ def _together(found: Mapping[str, Finding]) -> Finding:
     counts = {verdict: count for verdict, count in counts.items() if count}
     attempted = [verdict for verdict in counts if verdict != NOT_ATTEMPTED]
     joined = ["; ".join(f"{name}: {f[i]}" if name else f[i] for name, f in found.items()) for i in (0, 1)]
-    difference = "; ".join(f"{n.replace('nano-', '')}: {f.difference}" if n else f.difference for n, f in found.items())
+    difference = _once({name.replace("nano-", ""): f.difference for name, f in found.items()})
     if len(counts) > 1:
         first, *rest = (f"{verdict} in {count}" for verdict, count in counts.items())
         difference = f"{', '.join([f'{first} of {len(found)}', *rest])}: {difference}"
     return Finding(*joined, difference, attempted[-1] if attempted else NOT_ATTEMPTED)
+
+
+def _once(phrases: Mapping[str, str]) -> str:
+    """Phrases behind their names, joined; what all of them say in brackets, the published number, stands once."""
+    first, *others = phrases.values()
+    common = [said for said in re.findall(r" \(([^()]*)\)", first) if all(f" ({said})" in other for other in others)]
+    if not others or not common:
+        return "; ".join(f"{name}: {phrase}" if name else phrase for name, phrase in phrases.items())
+    for said in common:
+        phrases = {name: phrase.replace(f" ({said})", "") for name, phrase in phrases.items()}
+    return f"{'; '.join(f'{name}: {phrase}' for name, phrase in phrases.items())} ({'; '.join(common)})"
 
 
 def compare(evidence: Mapping[str, object], profile: str, notebook: str) -> pd.DataFrame:

@@ -86,7 +86,8 @@ class Work:
 
 def _detect(p: Profile, given: Mapping) -> list[Work]:
     """01_detect: head scores, then the first model closely, then every model at its own k and at the profile's."""
-    models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "01_detect", p.n_test)
+    models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "01_detect", p.n_test, "pairs")
+    _check_controls(models, given["K"])
     work = []
     for model in models:
         most = max(len(_cuts(p, k, closely=model == models[0])) for k in _possible(p, given))
@@ -107,15 +108,22 @@ def _possible(p: Profile, given: Mapping) -> Sequence[int]:
     return [given["K"]] if given["K"] else [p.k] if p.mass == 1 else range(1, p.k + 1)
 
 
-def _check_rows(benchmark: str, n: int, option: str) -> None:
-    """Raises ValueError for a benchmark without the option or a held-out part, or with fewer than n rows."""
+def _check_rows(benchmark: str, found: int, test: int, option: str = "") -> None:
+    """Raises ValueError for a benchmark without the option or a held-out part, or with too few rows to find heads or to
+    test them."""
     row = benchmark_table()[benchmark]
-    fit = [b for b in benchmark_table().values() if option in b.options and {"detect", "test"} <= set(b.splits)]
+    fit = [b for b in benchmark_table().values() if b.family == "grounding" and {"detect", "test"} <= set(b.splits)]
+    fit = [b for b in fit if not option or option in b.options]
     if row not in fit:
         names = ", ".join(b.name for b in fit if b.profile == row.profile)
-        raise ValueError(f"{benchmark} has no {option}, or no rows held out for detection; {names} have both.")
-    if row.about and n > row.about.rows:
-        raise ValueError(f"{n} rows of {benchmark}, for detection and test, are more than its {row.about.rows}.")
+        what = option or "boxes to ground"
+        raise ValueError(f"{benchmark} has no {what}, or no rows held out for detection; {names} have both.")
+    if row.about and found > (held := min(200, row.about.rows // 2)):
+        raise ValueError(f"N_DETECT={found}: of {benchmark}, {held} rows are held out for detection.")
+    if row.about and found + test > row.about.rows:
+        raise ValueError(
+            f"{found + test} rows of {benchmark}, for detection and test, are more than its {row.about.rows}."
+        )
 
 
 def _cuts(p: Profile, k: int, closely: bool) -> set[tuple]:
@@ -128,7 +136,7 @@ def _cuts(p: Profile, k: int, closely: bool) -> set[tuple]:
         kinds = ("random", "layer_matched")
         return {(kind, seed, n, outside) for kind in kinds for seed in p.control_seeds for n in ks}
 
-    conditions = {("unmasked",)} | {("vrh", n) for n in (k, p.k)} | controls(max(k, p.k), (k, p.k))
+    conditions = {("unmasked",)} | {("vrh", n) for n in (k, p.k)} | controls(k, (k,)) | controls(p.k, (p.k,))
     if closely:
         ks = [n for n in p.ks if n < k] + [k]
         conditions |= {("vrh", n) for n in (*p.ks, k)} | controls(k, ks) | {("one output token", k)}
@@ -139,10 +147,9 @@ def _space(p: Profile, given: Mapping) -> list[Work]:
     """02_design_space: head scores on four kinds of data, then every variant and method cut at every k."""
     from vrhlib.methods import FLIPS, METHODS, PICKED  # needs numpy, as `benchmark_table` does
 
-    models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "02_design_space", p.n_variants)
-    for model in models:
-        if (heads := math.prod(MODELS[model].grid)) < 2 * given["K"]:
-            raise ValueError(f"K={given['K']}: controls need as many heads outside; {model} has {heads} in all.")
+    models = given["MODELS"] or p.models
+    benchmark, found, test = _sets(p, given, "02_design_space", p.n_variants, "pairs")
+    _check_controls(models, given["K"])
     own = {name: m for name, m in METHODS.items() if m.data in p.prior_data or m.data == "pictures"}
     formulas = [m for m in METHODS.values() if m.data not in ("grounding", "pictures")]
     ks = {*p.variant_ks, given["K"] or p.variant_k}
@@ -163,14 +170,21 @@ def _few(p: Profile, given: Mapping) -> list[Work]:
     return [Work(model, benchmark, "head scores", 1, found, passes=2) for model in given["MODELS"] or p.models]
 
 
+def _check_controls(models: Sequence[str], k: int) -> None:
+    """Raises ValueError for a model without as many heads outside the top k as inside."""
+    for model in models:
+        if (heads := math.prod(MODELS[model].grid)) < 2 * k:
+            raise ValueError(f"K={k}: controls need as many heads outside; {model} has {heads} in all.")
+
+
 def _universal(p: Profile, given: Mapping) -> list[Work]:
     """04_universality: top heads cut on every benchmark, in every sense of the word on one, and found on every one."""
     found_on, found = p.benchmarks[0], given["N_DETECT"] or p.n_detect
     family = [b for several in p.families.values() for b in several]
-    chosen = list(dict.fromkeys([found_on, *(given["BENCHMARKS"] or family)]))
+    chosen = dict.fromkeys([found_on, *(given["BENCHMARKS"] or family)])
     for name in chosen:
-        if (row := benchmark_table()[name]).family != "grounding" or "test" not in row.splits:
-            raise ValueError(f"{name} has no boxes to ground, or no rows to test; {', '.join(family)} have both.")
+        _check_rows(name, found if name == found_on else 0, 0)
+    _check_controls(given["MODELS"] or p.models, given["K"])
     work, ways = [], len(_KINDS) * len(_PHASES)
     for model in given["MODELS"] or p.models:
         cuts = max(len(_curve(p, k)) for k in _possible(p, given))
@@ -181,9 +195,10 @@ def _universal(p: Profile, given: Mapping) -> list[Work]:
             if name == found_on:
                 more = (ways - 1) * (1 + len(p.control_seeds))  # one of the ways is among the cuts above
                 work.append(Work(model, name, "kinds and phases of ablation", more, test))
+                work.append(Work(model, name, "mean outputs of heads", 1, min(50, found), stored=False, reply=0))
                 work.append(Work(model, name, "replies to detection samples", 2, found))
             else:
-                again = _there(name, given["N_DETECT"] or p.n_elsewhere)
+                again = _at_most(name, given["N_DETECT"] or p.n_elsewhere)
                 work.append(Work(model, name, "head scores, to compare", 1, again, passes=2))
     return work
 
@@ -191,26 +206,27 @@ def _universal(p: Profile, given: Mapping) -> list[Work]:
 _KINDS, _PHASES = ("zero", "uniform", "mean"), ("all", "decode")  # those of `attention`, which needs torch
 
 
+def _at_most(benchmark: str, n: int | None, held_out: int = 0) -> int | None:
+    from vrhlib.benchmarks import at_most  # as `benchmark_table`
+
+    return at_most(benchmark, n, held_out)
+
+
 def _curve(p: Profile, k: int) -> set[tuple]:
     """Distinct conditions of `evaluate.causal_sweep` for one model whose top heads are k."""
     return _cuts(p, k, closely=False) | {("vrh", n) for n in p.universal_ks if n <= max(k, p.k)}
 
 
-def _there(benchmark: str, n: int) -> int:
-    about = benchmark_table()[benchmark].about
-    return min(n, about.rows) if about else n
-
-
 def _tested(p: Profile, given: Mapping, benchmark: str, found_on: str, found: int) -> int:
     """Test samples of a benchmark at most: pictures that served to find heads are left out."""
-    about, n = benchmark_table()[benchmark].about, given["N_TEST"] or p.n_universal
-    there = about.rows - found * (benchmark == found_on) if about else n
-    return there if n < 0 else min(n, there)
+    n = given["N_TEST"] or p.n_universal
+    return _at_most(benchmark, n if n >= 0 else sys.maxsize, found * (benchmark == found_on))
 
 
 def _transfer(p: Profile, given: Mapping) -> list[Work]:
     """05_transfer: own, borrowed and random heads cut; the cuts of 04_universality are stored if that ran."""
     models, (benchmark, found, test) = given["MODELS"] or p.models, _sets(p, given, "05_transfer", p.n_universal)
+    _check_controls(models, given["K"])
     work = []
     for model in models:
         lenders = sum(MODELS[other].grid == MODELS[model].grid for other in models if other != model)
@@ -221,7 +237,7 @@ def _transfer(p: Profile, given: Mapping) -> list[Work]:
     return work
 
 
-def _sets(p: Profile, given: Mapping, notebook: str, test: int) -> tuple[str, int, int]:
+def _sets(p: Profile, given: Mapping, notebook: str, test: int, option: str = "") -> tuple[str, int, int]:
     """The benchmark of a notebook that takes one, and its numbers of detection and test samples."""
     benchmarks, found = given["BENCHMARKS"] or p.benchmarks, given["N_DETECT"] or p.n_detect
     if len(benchmarks) > 1:
@@ -230,7 +246,7 @@ def _sets(p: Profile, given: Mapping, notebook: str, test: int) -> tuple[str, in
     if test < 0:  # all there are
         test = (about.rows if (about := benchmark_table()[benchmarks[0]].about) else 0) - found
     if given["BENCHMARKS"] or p is profile_of("paper"):  # the shipped scenes have no end
-        _check_rows(benchmarks[0], found + test, "pairs")
+        _check_rows(benchmarks[0], found, test, option)
     return benchmarks[0], found, test
 
 

@@ -73,13 +73,15 @@ def paired_difference(
         raise ValueError(f"{len(images)} images for {len(a)} answers: give one key per sample.")
     difference = 100.0 * (np.asarray(a, dtype=float) - np.asarray(b, dtype=float))
     mean = float(difference.mean())
-    if np.ptp(difference) == 0:  # every sample moved alike; there is nothing to resample
-        return Estimate(mean, mean, mean, difference.size)
+    if not difference.any():  # no sample moved
+        return Estimate(0.0, 0.0, 0.0, difference.size)
     keys = range(len(a)) if images is None else images
     of = pd.factorize(pd.Series(list(keys), dtype=object), use_na_sentinel=False)[0]
     sums, counts = np.bincount(of, difference), np.bincount(of)
     if sums.size < 2:
         raise ValueError(f"All {len(a)} samples are about one picture, which has no spread; test on two or more.")
+    if np.ptp(difference) == 0:  # every sample moved alike; there is nothing to resample
+        return Estimate(mean, mean, mean, difference.size)
     result = bootstrap(
         (sums, counts), lambda total, n, axis: total.sum(axis) / n.sum(axis), paired=True, vectorized=True,
         n_resamples=2000, method="percentile", rng=np.random.default_rng(seed),

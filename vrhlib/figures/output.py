@@ -115,8 +115,8 @@ def save_table(frame: pd.DataFrame, name: str, rendered: pd.DataFrame | None = N
 
 
 def shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame in words: floats to one decimal, correlations and expectations to two, p values to three; – for what
-    is missing."""
+    """The frame in words, rows unnumbered: floats to one decimal, correlations and expectations to two, p values to
+    three; – for what is missing."""
 
     def word(column: str, value: object) -> str:
         if pd.isna(value):
@@ -128,7 +128,8 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
         digits = 2 if column.startswith(("spearman", "expected", "gini")) else 1
         return f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.0
 
-    return pd.DataFrame({c: [word(str(c), v) for v in frame[c].astype(object)] for c in frame}, index=frame.index)
+    words = {c: [word(str(c), v) for v in frame[c].astype(object)] for c in frame}
+    return pd.DataFrame(words, index=[""] * len(frame) if isinstance(frame.index, pd.RangeIndex) else frame.index)
 
 
 def markdown(frame: pd.DataFrame) -> str:

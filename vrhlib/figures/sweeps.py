@@ -60,8 +60,7 @@ def _line(ax, condition: str, rows: pd.DataFrame, base, name: str = "", seeds: s
     colour, several = COLOUR.get(condition, "#56B4E9"), rows.seed.nunique() > 1
     by_k = rows.groupby("k").accuracy
     x, mean = [0, *by_k.groups], [base.accuracy, *by_k.mean()]
-    draws = f"{seeds or rows.seed.nunique()} {'donors' if condition == 'other_backbone' else 'seeds'}"
-    spread = f"mean and range of {draws}" if several else "95 % interval"
+    spread = f"mean and range of {seeds or rows.seed.nunique()} seeds" if several else "95 % interval"
     style = {"color": colour, "marker": MARKER.get(condition, "v"), "ms": 4, "lw": 1.6}
     style |= {"ls": "--" if several and condition == "layer_matched" else "-"}
     style |= {"label": f"{name or LABEL.get(condition, condition)} ({spread})"} | more
@@ -74,6 +73,15 @@ def _line(ax, condition: str, rows: pd.DataFrame, base, name: str = "", seeds: s
         low, high = [base.low, *rows.low], [base.high, *rows.high]
         errors = [np.subtract(mean, low), np.subtract(high, mean)]
         ax.errorbar(x, mean, np.abs(errors), capsize=2, elinewidth=1.6, **style)
+
+
+def _draws(ax, condition: str, rows: pd.DataFrame, seeds: str) -> None:
+    """Random heads where they were cut and nowhere between: mean and range of the draws at each k."""
+    by_k = rows.groupby("k").accuracy
+    mean = by_k.mean()
+    label = f"{LABEL[condition]} ({f'mean and range of {seeds} draws' if seeds else 'one draw'})"
+    style = {"color": COLOUR[condition], "marker": MARKER[condition], "ms": 5, "capsize": 2.5, "elinewidth": 1.4}
+    ax.errorbar(mean.index, mean, [mean - by_k.min(), by_k.max() - mean], ls="none", label=label, **style)
 
 
 _OURS = {"random": {}, "layer_matched": {}, "vrh": {"lw": 2.6, "ms": 6, "zorder": 4}}
@@ -123,8 +131,11 @@ def _ablation_panel(ax, own: pd.DataFrame, lines: Mapping[str, dict]):
     base, by = own[own.condition == "unmasked"].iloc[0], dict(list(own.groupby("condition")))
     ax.axhline(base.accuracy, color=COLOUR["unmasked"], lw=0.9, ls=":", label="unmasked")
     for condition, style in lines.items():
-        if condition in by:
-            _line(ax, condition, by[condition], base, **style)
+        if condition in by and "draws" in style:
+            _draws(ax, condition, by[condition], style["draws"])
+        elif condition in by:
+            for _, rows in by[condition].groupby(style.get("by", "condition"), sort=False):
+                _line(ax, condition, rows, base, **{key: style[key] for key in style if key != "by"})
     _k_axis(ax, own.k)
     ax.set_title(f"{own.model.iloc[0]} on {base.benchmark}\nunmasked {base.accuracy:.1f}, {n_of(own)} a point")
     return base
@@ -157,12 +168,12 @@ def _draw_universality(table: pd.DataFrame) -> Canvas:
     legend = 0.8 if len(benchmarks) < 3 else 0.0  # a narrow page stacks its entries
     size = max(2.3 * len(benchmarks) + 1.1, 4.8), 1.8 * len(models) + 1.5 + legend
     canvas, axes = subplots(*size, len(models), len(benchmarks), sharey=True)
-    lines = {c: {"seeds": seeds_of(table[table.condition == c])} for c in CONDITIONS if c != "unmasked"}
+    seeds = {c: seeds_of(table[table.condition == c]) for c in ("random", "layer_matched")}
     scales = {(tuple(sorted(own.k.unique())), own["heads"].iloc[0]) for _, own in table.groupby("model")}
     for model, line in zip(models, axes):
         own = table[table.model == model]
         for benchmark, ax in zip(benchmarks, line):
-            _benchmark_panel(ax, own[own.benchmark == benchmark], lines)
+            _benchmark_panel(ax, own[own.benchmark == benchmark], seeds)
             _k_axis(ax, own.k)
             ax.set_xticklabels(_k_and_share(sorted(own.k.unique()), own["heads"].iloc[0]))
             ax.tick_params(labelsize=7, labelbottom=len(scales) > 1 or model == models[-1])
@@ -178,15 +189,17 @@ def _draw_universality(table: pd.DataFrame) -> Canvas:
     return canvas
 
 
-def _benchmark_panel(ax, rows: pd.DataFrame, lines: Mapping[str, dict]) -> None:
+def _benchmark_panel(ax, rows: pd.DataFrame, seeds: Mapping[str, str]) -> None:
     if rows.empty:
         not_measured(ax, 0.5, 0.5, ha="center", transform=ax.transAxes)
         return
     base = rows[rows.condition == "unmasked"].iloc[0]
     ax.axhline(base.accuracy, color=COLOUR["unmasked"], lw=0.9, ls="--", label="unmasked")
-    for condition, style in lines.items():
-        if (rows.condition == condition).any():
-            _line(ax, condition, rows[rows.condition == condition], base, **style)
+    for condition, cut in rows[rows.condition != "unmasked"].groupby("condition", sort=False):
+        if condition in seeds:
+            _draws(ax, condition, cut, seeds[condition])
+        else:
+            _line(ax, condition, cut, base)
     if not pd.isna(base.chance):
         ax.axhline(base.chance, color=COLOUR["chance"], lw=0.9, ls=":", label="chance")
     above = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "fontsize": 7}
@@ -210,8 +223,10 @@ def _apart(ks: Sequence[int], least: float) -> list[int]:
 
 
 _TRANSFER = {
-    "vrh": _OURS["vrh"] | {"name": "own heads (VRH)"}, "borrowed": {"ms": 5, "lw": 2.0, "ls": "-.", "zorder": 3.5},
-    "other_backbone": {"ms": 5, "ls": ":", "zorder": 3}, "random": {}, "layer_matched": {},
+    "vrh": _OURS["vrh"] | {"name": "own heads (VRH)"},
+    "borrowed": {"ms": 9, "lw": 2.0, "ls": "-.", "mfc": "none", "mew": 1.8, "zorder": 5},  # open: often on own heads
+    "other_backbone": {"ms": 5, "ls": ":", "zorder": 3, "by": "seed"},  # a line for each donor
+    "random": {}, "layer_matched": {},
 }  # fmt: skip
 
 
@@ -219,8 +234,8 @@ def transfer(table: pd.DataFrame) -> Figure:
     """Figure 6: accuracy against k without a model's own heads, and without the heads that other models would name.
 
     `table`: model, benchmark, condition (unmasked, vrh, borrowed, other_backbone, random, layer_matched), k, seed (of
-    other_backbone: the number of the donor), accuracy, low, high, n. Raises ValueError unless each model has one
-    benchmark and an unmasked row, every condition is known, and rows of one point have seeds.
+    other_backbone: the number of the donor, each of which has a line), accuracy, low, high, n. Raises ValueError unless
+    each model has one benchmark and an unmasked row, every condition is known, and rows of one point have seeds.
     """
     check_panels(table, columns=(*ACCURACY_COLUMNS, "low", "high"))
     check_conditions(table, list(_TRANSFER), "line")
@@ -232,7 +247,8 @@ def transfer(table: pd.DataFrame) -> Figure:
 def _draw_transfer(table: pd.DataFrame) -> Canvas:
     models = list(table.groupby("model", sort=False))
     canvas, axes = _two_columns(len(models), (4.3, 2.9), (0.3, 1.1))
-    lines = {c: style | {"seeds": seeds_of(table[table.condition == c])} for c, style in _TRANSFER.items()}
+    controls = {c: {"draws": seeds_of(table[table.condition == c])} for c in ("random", "layer_matched")}
+    lines = _TRANSFER | controls
     for (_, own), ax in zip(models, axes.flat):
         _ablation_panel(ax, own, lines)
     names = [style.get("name", LABEL[condition]) for condition, style in _TRANSFER.items()]

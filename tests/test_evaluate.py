@@ -952,6 +952,12 @@ def test_borrowed_heads_are_compared_with_a_models_own():
         assert row.borrowed_low < row.borrowed_high and row.less_low < row.less_high
 
 
+def test_a_model_that_nobody_lends_to_has_no_row_but_all_columns():
+    some = evaluate.transfers(lent(), {"a": {"borrowed": "b"}}, SCORES, {"a": 4})
+    none = evaluate.transfers(lent(), {"a": {}}, SCORES, {"a": 4})
+    assert none.empty and list(none.columns) == list(some.columns) and len(some) == 1
+
+
 def test_chance_is_a_mean_and_unknown_where_a_sample_does_not_know_it():
     shown = tiny.samples((100, 60), (70, 150))
     known = [dataclasses.replace(s, chance=c) for s, c in zip(shown, (0.25, 0.5))]

@@ -343,6 +343,10 @@ def test_p_values_and_correlations_are_not_rounded_away():
         {"p_shared": [0.0004, 0.0213], "spearman": [0.914, 0.5], "accuracy": [81.26, 3.0], "n": [3, 4]}
     )
     assert figures.shown(frame).values.tolist() == [["< 0.001", "0.91", "81.3", "3"], ["0.021", "0.50", "3.0", "4"]]
+    assert figures.shown(frame[::-1]).index.tolist() == ["", ""], "row numbers say nothing, least of all in disorder"
+    assert figures.shown(frame.set_axis(["a", "b"])).index.tolist() == ["a", "b"]
+    gaps = pd.DataFrame({"x": [-0.04, None], "seed": pd.array([pd.NA, 3], dtype="Int64")})
+    assert figures.shown(gaps).values.tolist() == [["0.0", "–"], ["–", "3"]]
     assert "| < 0.001 | 0.91 | 81.3 | 3 |" in figures.markdown(frame)
 
 

@@ -85,10 +85,11 @@ def test_a_run_of_01_stores_no_more_than_planned_and_not_much_less(checkout):
     (found,) = [json.loads(path.read_text()) for path in store.heads_dir("nano").glob("*.json")]
     most, own = replies_of(planned("01_detect", *words)), f"K={len(found['heads'])}"
     count = sum(stored().values())
-    assert count > 200, "the sweeps are among them"
+    assert count > 150, "the sweeps are among them"
     known = replies_of(planned("01_detect", *words, own))
-    # Equal cuts are one: single heads drawn by two seeds, layer-matched controls where the heads are half of a layer.
-    assert count <= known <= 1.15 * count
+    # Equal cuts are one: single heads drawn by two seeds, layer-matched controls where the heads are half of a layer; and
+    # there are none where they are more than half, as eight heads of this model are.
+    assert count <= known <= 1.2 * count
     assert known <= most <= 1.35 * count, "how many heads it cuts, it does not know before"
 
 

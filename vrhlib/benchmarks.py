@@ -39,8 +39,9 @@ def to_test(benchmark: str, found_on: Samples, n: int | None, seed: int = 0) -> 
     """n samples (None: all; at most the rows that its table has) of a grounding benchmark on which heads found on
     `found_on` are cut.
 
-    Of the benchmark that they were found on: its test split. Of another: any rows, since none was held out there for
-    them. Either way without the pictures of `found_on`, see `apart`.
+    Of the benchmark that they were found on: its test split. Of another: its split `all`, where there is one, since
+    nothing was held out there for them, else `test`. Either way without the pictures of `found_on` (see `apart`), so
+    perhaps fewer than n.
     """
     own = benchmark == found_on.benchmark
     split = "test" if own else _widest(benchmark, "test")
@@ -49,7 +50,8 @@ def to_test(benchmark: str, found_on: Samples, n: int | None, seed: int = 0) -> 
 
 def to_find(benchmark: str, n: int, seed: int = 0) -> Samples:
     """n samples (all, if there are fewer) of a grounding benchmark to find heads on that are only compared with other
-    lists, never tested: small benchmarks have no rows to hold out."""
+    lists, never tested: from its split `all`, where there is one (small benchmarks have no rows to hold out), else from
+    `detect`."""
     return grounding(benchmark, _widest(benchmark, "detect"), at_most(benchmark, n), seed)
 
 

@@ -499,10 +499,15 @@ def transfers(
                 "matched_drop": -mean.get("layer_matched", np.nan),
                 "unreadable": 100 * float(mine.outcome.isin(UNREADABLE).mean()),
             })  # fmt: skip
-    table = pd.DataFrame(rows, columns=None if rows else ["model", "source", "relation", "borrowed_drop"])
+    table = pd.DataFrame(rows, columns=_TRANSFERS)
     table["other_drop"] = table.model.map(table[table.relation == "other"].groupby("model").borrowed_drop.max())
     table.attrs["runs"] = answers.attrs.get("runs", [])
     return table
+
+
+_TRANSFERS = ["model", "source", "relation", "k", "n", "shared", "p_in_layer", "spearman", "own_drop", "borrowed_drop",
+              "borrowed_low", "borrowed_high", "less", "less_low", "less_high", "random_drop", "matched_drop",
+              "unreadable"]  # fmt: skip
 
 
 def _named(frame: pd.DataFrame, name: str) -> pd.DataFrame:

@@ -42,6 +42,7 @@ def _draw_ablation_by_model(table: pd.DataFrame) -> Canvas:
     groups = max(own.loc[own.condition != "unmasked", by].nunique() for _, own in models)
     canvas, axes = subplots(max(2.5, 0.75 * groups + 1.4) * len(models) + 0.5, 3.6, 1, len(models), sharey=True)
     offset = {"unmasked": -0.24, "random": -0.08, "layer_matched": 0.08, "vrh": 0.24}
+    draws = {condition: seeds_of(table[table.condition == condition]) for condition in offset}
     for (model, own), ax in zip(models, axes[0]):
         names = list(dict.fromkeys(own.loc[own.condition != "unmasked", by]))
         for condition, x in offset.items():
@@ -50,9 +51,9 @@ def _draw_ablation_by_model(table: pd.DataFrame) -> Canvas:
                 rows = mine if condition == "unmasked" and by == "k" else mine[mine[by] == name]
                 if rows.empty:
                     continue
-                mean, seeds = rows.accuracy.mean(), rows.seed.nunique()
-                ends = (rows.accuracy.min(), rows.accuracy.max()) if seeds > 1 else (rows.low.min(), rows.high.max())
-                label = f"{LABEL[condition]} ({f'mean and range of {seeds} seeds' if seeds > 1 else '95 % interval'})"
+                mean, seeds = rows.accuracy.mean(), draws[condition]
+                ends = (rows.accuracy.min(), rows.accuracy.max()) if seeds else (rows.low.min(), rows.high.max())
+                label = f"{LABEL[condition]} ({f'mean and range of {seeds} seeds' if seeds else '95 % interval'})"
                 ax.errorbar(
                     i + x, mean, [[mean - ends[0]], [ends[1] - mean]], fmt=MARKER.get(condition, "_"), ms=5, capsize=2,
                     color=COLOUR[condition], label=label, clip_on=False,

@@ -129,7 +129,8 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
         return f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.0
 
     words = {c: [word(str(c), v) for v in frame[c].astype(object)] for c in frame}
-    return pd.DataFrame(words, index=[""] * len(frame) if isinstance(frame.index, pd.RangeIndex) else frame.index)
+    numbered = pd.api.types.is_integer_dtype(frame.index)
+    return pd.DataFrame(words, index=[""] * len(frame) if numbered else frame.index)
 
 
 def markdown(frame: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""`./run_all.sh paper 04 05` end to end, as in `test_paper_profile`: a file of its own, since files run side by side."""
+"""`./run_all.sh paper` for notebooks 04 and 05, as `test_paper_profile` for the first three: files run side by side."""
 
 import pandas as pd
 

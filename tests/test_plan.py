@@ -87,8 +87,8 @@ def test_a_run_of_01_stores_no_more_than_planned_and_not_much_less(checkout):
     count = sum(stored().values())
     assert count > 150, "the sweeps are among them"
     known = replies_of(planned("01_detect", *words, own))
-    # Equal cuts are one: single heads drawn by two seeds, layer-matched controls where the heads are half of a layer; and
-    # there are none where they are more than half, as eight heads of this model are.
+    # Equal cuts are one: single heads drawn by two seeds, layer-matched controls where the heads are half of a layer;
+    # and there are none where they are more than half, as eight heads of this model are.
     assert count <= known <= 1.2 * count
     assert known <= most <= 1.35 * count, "how many heads it cuts, it does not know before"
 

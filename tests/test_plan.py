@@ -90,7 +90,7 @@ def test_a_run_of_01_stores_no_more_than_planned_and_not_much_less(checkout):
     # Equal cuts are one: single heads drawn by two seeds, layer-matched controls where the heads are half of a layer;
     # and there are none where they are more than half, as eight heads of this model are.
     assert count <= known <= 1.2 * count
-    assert known <= most <= 1.35 * count, "how many heads it cuts, it does not know before"
+    assert known <= most <= 1.5 * count, "how many heads it cuts, it does not know before"
 
 
 def test_a_run_of_02_stores_no_more_than_planned_and_leaves_03_nothing_to_do(checkout, monkeypatch):

@@ -130,9 +130,9 @@ def write(kind: str, folder: Path, seed: int = 0, **text) -> Path:
                 p.normal_(std=0.1)
     stop = [ids("<|im_end|>")]
     # A random model may write its own image token, and a second pass over that reply would want another image.
-    images = [model.config.image_token_id, getattr(model.config, "video_token_id", None)]
+    images = [model.config.image_token_id, getattr(model.config, "video_token_id", ids("<video>"))]
     model.generation_config = GenerationConfig(
-        eos_token_id=stop, pad_token_id=ids("<|endoftext|>"), suppress_tokens=[i for i in images if i is not None]
+        eos_token_id=stop, pad_token_id=ids("<|endoftext|>"), suppress_tokens=images
     )
     model.save_pretrained(folder)
     tok.save_pretrained(folder)

@@ -25,11 +25,12 @@ from typing import Literal
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
+from transformers import AttentionInterface, LogitsProcessor
 from transformers.cache_utils import StaticCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, sdpa_mask
 
+from vrhlib import store
 from vrhlib.heads import HeadSet
 from vrhlib.vlm import VLM, Batch
 
@@ -296,6 +297,11 @@ def _plan(vlm: VLM, conditions, prompt_length: int | None, **more) -> _Plan:
     return _Plan(batch, vlm.grid[0], codes=_codes(vlm, rows), start=start, means=means, **more)
 
 
+def acting() -> bool:
+    """Whether a capture or an ablation is open in this context."""
+    return _ACTIVE.get() is not None
+
+
 @contextmanager
 def ablate(
     vlm: VLM, conditions: Ablation | None | Sequence[Ablation | None], prompt_length: int | None = None
@@ -372,24 +378,54 @@ def _ran_out(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "ALLOC_FAILED" in str(error)
 
 
+class Sampling(LogitsProcessor):
+    """Draws the next token at a temperature: adds Gumbel noise to the scaled logits, whose argmax is then a draw from
+    their softmax (the Gumbel-max trick).
+
+    The noise of a row's step comes from the row's seed and the step alone, so a draw does not depend on what else is in
+    the batch, nor on when it is made. `seeds`: one per row; `start`: columns of the padded prompt.
+    """
+
+    def __init__(self, temperature: float, seeds: Sequence[int], start: int):
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature}: sampling needs one above 0; greedy replies need no sampling.")
+        self.temperature, self.seeds, self.start = temperature, list(seeds), start
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        generator, step = torch.Generator(scores.device), input_ids.shape[1] - self.start
+        noise = torch.empty_like(scores, dtype=torch.float32)
+        for row, seed in zip(noise, self.seeds, strict=True):
+            row.exponential_(generator=generator.manual_seed(int(store.digest([seed, step])[:15], 16)))
+        return scores.float() / self.temperature - noise.log()
+
+
 @torch.inference_mode()
 def generate(
-    vlm: VLM, batch: Batch, conditions: Sequence[Ablation | None] = (None,), max_new_tokens: int | None = None
+    vlm: VLM,
+    batch: Batch,
+    conditions: Sequence[Ablation | None] | Sequence[Sequence[Ablation | None]] = (None,),
+    max_new_tokens: int | None = None,
+    temperature: float | None = None,
+    seeds: Sequence[Sequence[int]] | None = None,
 ) -> np.ndarray:
-    """Greedy replies to every sample under every condition, int [B, conditions, tokens], padded with -1.
+    """Replies to every sample under every condition, int [B, conditions, tokens], padded with -1.
 
-    All conditions of a sample are rows of one batch on one set of vision features. Where no condition
-    touches the prompt (phase "decode"), they also share the prefill; both are exact.
+    All conditions of a sample are rows of one batch on one set of vision features; `conditions` are the same for all
+    samples, or a sequence of them for each. Where none touches the prompt (phase "decode"), the conditions of greedy
+    replies also share the prefill; both are exact. Greedy, unless there is a `temperature`: then each reply is drawn
+    with its own seed (`seeds` [B, conditions], see `Sampling`).
     """
-    B, C = len(batch), len(conditions)
-    rows = list(conditions) * B
+    own = conditions if isinstance(conditions[0], Sequence) else [conditions] * len(batch)
+    B, C, rows = len(batch), len(own[0]), [condition for several in own for condition in several]
     tokenizer, length = vlm.tokenizer, batch.length
     settings = dict(
         do_sample=False, num_beams=1, max_new_tokens=max_new_tokens or vlm.max_new_tokens, use_cache=True,
         pad_token_id=tokenizer.pad_token_id, eos_token_id=sorted(vlm.stop_ids),
         temperature=None, top_p=None, top_k=None, repetition_penalty=None,
     )  # fmt: skip
-    if C > 1 and all(a is None or a.phase == "decode" for a in conditions):
+    if temperature is not None:
+        settings["logits_processor"] = [Sampling(temperature, [seed for several in seeds for seed in several], length)]
+    if C > 1 and temperature is None and all(a is None or a.phase == "decode" for a in rows):
         ids = _generate_after_shared_prefill(vlm, batch, rows, settings)
     elif any(rows):
         with ablate(vlm, rows, length):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -114,8 +114,9 @@ class HeadSet:
         """Number of shared heads; the grids must agree."""
         return len(set(self.heads) & set(other.on(self.grid).heads))
 
-    def controls(self, n: int, seed: int, layer_matched: bool = False) -> HeadSet:
-        """n random heads outside this set, seeded; nested in n, so the first k serve for every k <= n.
+    def controls(self, n: int, seed: int, layer_matched: bool = False, skip_layers: Collection[int] = ()) -> HeadSet:
+        """n random heads outside this set, seeded; nested in n, so the first k serve for every k <= n. None lies in
+        `skip_layers`.
 
         `layer_matched` draws for each head of this set, best first, another head of the same layer, so that both sets
         have as many heads in every layer: a stricter control, since retrieval heads crowd in a few layers where uniform
@@ -123,12 +124,14 @@ class HeadSet:
         """
         rng = np.random.default_rng([seed, 0x5EED])
         free = [Head(*map(int, h)) for h in np.argwhere(~self.mask())]
+        free = [head for head in free if head.layer not in skip_layers]
         if layer_matched and self.matchable < n <= len(self):
             raise ValueError(f"{self.name}: {self.crowded}. Use k <= {self.matchable}.")
         if not 0 <= n <= len(free):
             raise ValueError(
                 f"Asked for {n} control heads, but only {len(free)} of {self.grid[0] * self.grid[1]} lie outside "
-                f"{self.name} ({len(self)} heads). Use a smaller k."
+                f"{self.name} ({len(self)} heads){f' and layers {sorted(skip_layers)}' if skip_layers else ''}. "
+                "Use a smaller k."
             )
         order = [free[i] for i in rng.permutation(len(free))]
         if layer_matched:

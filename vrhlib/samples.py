@@ -224,6 +224,21 @@ class Samples(Sequence[Sample]):
         return self
 
 
+def joined(name: str, parts: Sequence[Samples]) -> Samples:
+    """Samples of several benchmarks one after the other, under one name; what was lost or noted stays told.
+
+    Raises ValueError for none, for parts of several splits, and where two share a sample id."""
+    if len(splits := {part.split for part in parts}) != 1:
+        raise ValueError(f"{name}: join one split of one benchmark or more, not {', '.join(sorted(splits)) or 'none'}.")
+    notes: Counter[str] = Counter()
+    for part in parts:
+        notes.update(part.notes)
+    limits = [part.max_new_tokens for part in parts]
+    items, lost = [s for part in parts for s in part], [row for part in parts for row in part.lost]
+    origin = "; ".join(part.origin for part in parts if part.origin)
+    return Samples(name, parts[0].split, items, origin, lost, notes, None if None in limits else max(limits))
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """A row of the benchmark table (`benchmarks.BENCHMARKS`).

@@ -554,6 +554,8 @@ class CloseUp:
 
     def __str__(self) -> str:
         box, reply = self.sample.box, self.reply
+        if self.sample.task == "answer":
+            return f"question  {self.question}\nreply     {reply.text}\nanswer    {self.sample.answer}"
         found = f"IoU {reply.box.iou(box):.2f}" if reply.box else reply.failure
         return f"question  {self.question}\nreply     {reply.text}\nreferent  {tuple(box)}   {found}"
 
@@ -577,8 +579,9 @@ class CloseUp:
         return s.text, s.image, s.box, self.grid, {title: self.over(heads) for title, heads in sets.items()}
 
 
-def close_up(vlm: VLM, sample: Sample) -> CloseUp:
-    """Reply to one sample and keep the attention rows over its image."""
+def close_up(vlm: VLM, sample: Sample, most: int = 128) -> CloseUp:
+    """Reply to one sample and keep the attention rows over its image; of a reply of more than `most` tokens those of
+    the last, where reasoning ends with its answer (all rows of a long one would not fit into memory)."""
     batch = vlm.prepare([sample])
     ids = generate(vlm, batch)[0, 0]
     text, finished = vlm.decode([int(i) for i in ids if i >= 0])
@@ -586,10 +589,10 @@ def close_up(vlm: VLM, sample: Sample) -> CloseUp:
     if not reply:
         raise ValueError(f"{vlm.name} replied nothing to sample {sample.id} ({sample.text!r}): choose another example.")
     columns = torch.from_numpy(batch.image_columns[0]).to(vlm.device)
-    rows = torch.arange(len(reply))[None] + batch.length - 1
+    rows = (torch.arange(len(reply))[None] + batch.length - 1)[:, -most:]
     with torch.inference_mode(), capture(vlm, rows, {"image": lambda a: a[..., columns]}) as got:
         vlm.model(**with_replies(vlm, batch, [reply]), logits_to_keep=1)
-    tokens = tuple(vlm.tokenizer.decode([i]) for i in reply)
+    tokens = tuple(vlm.tokenizer.decode([i]) for i in reply[-most:])
     read = vlm.read(text, sample.image.size, batch.resized[0], finished)
     question = vlm.question(sample.text, sample.task)
     return CloseUp(sample, batch.grids[0], tokens, read, got["image"][0].cpu().numpy(), question)

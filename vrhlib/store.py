@@ -268,19 +268,8 @@ def open_run(run: Run, profile: str) -> Iterator[Results]:
     One process at a time holds a run; a second one waits, then finds the work done. On leaving, also
     by an exception, the manifest beside the lines says how far the run came.
     """
-    from filelock import FileLock
-
-    folder = runs_dir(profile)
-    path = folder / f"{run.digest}.jsonl"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path.with_suffix(".lock"))
-        lock.acquire()
-    except OSError as error:
-        raise OSError(
-            f"Cannot write {folder}: {error}. Make it a writable folder, or set VRHLIB_ROOT to a writable copy."
-        ) from error
-    try:
+    path = runs_dir(profile) / f"{run.digest}.jsonl"
+    with held(path):
         results, began = Results(path), time.perf_counter()
         results._read()
         before = len(results)
@@ -289,6 +278,25 @@ def open_run(run: Run, profile: str) -> Iterator[Results]:
         finally:
             if len(results) > before or _told(path).get("samples") != len(results):
                 _write_run_manifest(run, results, len(results) - before, time.perf_counter() - began)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """One process at a time works on a file or folder; a second one waits. Its parent folder is made.
+
+    Raises OSError with the next step where nothing can be written there."""
+    from filelock import FileLock
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path.with_suffix(".lock"))
+        lock.acquire()
+    except OSError as error:
+        raise OSError(
+            f"Cannot write {path.parent}: {error}. Make it a writable folder, or set VRHLIB_ROOT to a writable copy."
+        ) from error
+    try:
+        yield
     finally:
         lock.release()
 

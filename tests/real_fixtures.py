@@ -80,6 +80,12 @@ LMMS = _features(
     iscrowd=datasets.Value("int8"), file_name=_S,
 )  # fmt: skip
 KANGHENG = _features(image=_IMAGE, question=_S, bbox=_S, image_size=_LIST(_I64))
+JXU = _features(
+    sent_ids=_LIST(_I64), file_name=_S, ann_id=_I64, ref_id=_I64, image_id=_I64, split=_S,
+    sentences=_LIST({"raw": _S, "sent": _S, "sent_id": _I64, "tokens": _LIST(_S)}), category_id=_I64, raw_anns=_S,
+    raw_image_info=_S, raw_sentences=_S, image_path=_S, bbox=_LIST(datasets.Value("float64")), captions=_LIST(_S),
+    global_image_id=_S, anns_id=_S,
+)  # fmt: skip
 REFSPATIAL = _features(id=_I64, image=_IMAGE, mask=_IMAGE, object=_S, prompt=_S, suffix=_S, step=_I64)
 SPATIAL457 = _features(
     image=_IMAGE, image_filename=_S, question=_S, answer=_S, question_index=_I32,
@@ -128,6 +134,24 @@ def kangheng_row(number: int, thing: int, /, **changed) -> dict:
     return {
         "image": cell(picture(number)), "question": phrase, "bbox": json.dumps([float(c) for c in box]),
         "image_size": list(SIZE),
+    } | changed  # fmt: skip
+
+
+def jxu_row(number: int, thing: int, /, **changed) -> dict:
+    phrase, colour, (x0, y0, x1, y1) = things(number)[thing]
+    texts, ref, file = [phrase, f"{colour} one", f"{colour} rectangle"], 2 * number + thing, f"{number:012d}"
+    said = [{"raw": text.capitalize(), "sent": text, "sent_id": 3 * ref + i, "tokens": text.split()}
+            for i, text in enumerate(texts)]  # fmt: skip
+    xywh = [float(c) for c in (x0, y0, x1 - x0, y1 - y0)]
+    anns = {"segmentation": [[x0, y0, x1, y0, x1, y1, x0, y1]], "area": xywh[2] * xywh[3], "iscrowd": 0,
+            "image_id": number, "bbox": xywh, "category_id": 1, "id": 500 + ref}  # fmt: skip
+    info = {"license": 3, "file_name": f"COCO_train2014_{file}.jpg", "height": SIZE[1], "width": SIZE[0], "id": number}
+    return {
+        "sent_ids": [s["sent_id"] for s in said], "file_name": f"COCO_train2014_{file}_{thing}.jpg",
+        "ann_id": 500 + ref, "ref_id": ref, "image_id": number, "split": "train", "sentences": said, "category_id": 1,
+        "raw_anns": json.dumps(anns), "raw_image_info": json.dumps(info), "raw_sentences": json.dumps(said),
+        "image_path": f"coco/train2014/COCO_train2014_{file}.jpg", "bbox": [float(c) for c in (x0, y0, x1, y1)],
+        "captions": texts, "global_image_id": f"coco.{number}", "anns_id": str(500 + ref),
     } | changed  # fmt: skip
 
 
@@ -273,6 +297,19 @@ def write_lmms(root: Path, name: str, rows: Sequence[dict]) -> Path:
     return write(root, f"lmms-lab/{name}", {"test": rows[:1], "val": rows}, LMMS)
 
 
+def write_jxu(root: Path, name: str, rows: Sequence[dict], pictures: Mapping[str, bytes] = {}) -> Path:  # noqa: B006
+    """The table without pictures, and its split `test`; pictures lie beside, as COCO has them."""
+    _beside(root, "coco/train2014", pictures)
+    return write(root, f"jxu124/{name}", {"train": rows, "test": rows[:1]}, JXU)
+
+
+def _beside(root: Path, folder: str, pictures: Mapping[str, bytes]) -> None:
+    place = root / "data" / "local" / folder
+    place.mkdir(parents=True, exist_ok=True)
+    for name, content in pictures.items():
+        (place / name).write_bytes(content)
+
+
 def write_toloka(root: Path, rows: Sequence[dict], pictures: Mapping[str, bytes] = {}) -> Path:  # noqa: B006
     """A CSV file, whose configuration is named only in `dataset_info`; pictures lie beside, as COCO has them."""
     import pandas as pd
@@ -288,10 +325,7 @@ def write_toloka(root: Path, rows: Sequence[dict], pictures: Mapping[str, bytes]
     ]
     head = ["---", "dataset_info:", "  features:", *lines, "  config_name: wsdmcup2023", "---", ""]
     (place / "README.md").write_text("\n".join(head))
-    coco = root / "data" / "local" / "coco" / "train2017"
-    coco.mkdir(parents=True, exist_ok=True)
-    for name, content in pictures.items():
-        (coco / name).write_bytes(content)
+    _beside(root, "coco/train2017", pictures)
     return place
 
 
@@ -300,15 +334,15 @@ def write_vaw(root: Path, rows: Sequence[dict], pictures: Mapping[str, bytes] = 
     place.mkdir(parents=True, exist_ok=True)
     (place / "test.json").write_text(json.dumps(list(rows)))
     (place / "attribute_types.json").write_text(json.dumps(ATTRIBUTE_TYPES))
-    genome = root / "data" / "local" / "visual_genome" / "VG_100K_2"
-    genome.mkdir(parents=True, exist_ok=True)
-    for name, content in pictures.items():
-        (genome / name).write_bytes(content)
+    _beside(root, "visual_genome/VG_100K_2", pictures)
     return place
 
 
 def write_all(root: Path, rows: int = 12) -> None:
-    """Every real data set below root/data/local, with at least `rows` rows (16 where pictures hold two things)."""
+    """Every real data set below root/data/local, with at least `rows` rows (16 where pictures hold two things).
+
+    Every other picture of the training tables is one of the validation tables, too.
+    """
     numbers, halves = range(rows), range(max(8, -(-rows // 2)))
     named = [refcoco_row(n, t) for n in halves for t in (0, 1)]
     for name in ("RefCOCO", "RefCOCOplus", "RefCOCOg"):
@@ -318,6 +352,10 @@ def write_all(root: Path, rows: int = 12) -> None:
         "refcoco": ("val", "testA", "testB"), "refcocop": ("val", "testA", "testB"), "refcocog": ("val", "test"),
     }.items():  # fmt: skip
         write(root, f"Kangheng/{name}", dict.fromkeys(splits, said), KANGHENG)
+    shown = [n + len(halves) // 2 for n in halves]
+    photos = {f"COCO_train2014_{n:012d}.jpg": picture(n) for n in shown}
+    for name in ("refcoco", "refcocoplus", "refcocog"):
+        write_jxu(root, name, [jxu_row(n, t) for n in shown for t in (0, 1)], photos)
     spots = dict.fromkeys(("location", "placement", "unseen"), [refspatial_row(n) for n in numbers])
     write(root, "BAAI/RefSpatial-Bench", spots, REFSPATIAL)
     photos = {f"{n:012d}.jpg": picture(n) for n in numbers}

@@ -19,9 +19,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tests import real_fixtures as fixtures
 from tests.real_fixtures import cell, encoded, picture
-from vrhlib import evaluate, real, store
+from vrhlib import evaluate, plan, real, store
 from vrhlib.answers import judge
-from vrhlib.benchmarks import answering, grounding
+from vrhlib.benchmarks import answering, apart, grounding
 from vrhlib.boxes import Box, encode_mask, to_frame
 from vrhlib.real import BENCHMARKS
 from vrhlib.samples import Samples
@@ -686,6 +686,148 @@ def test_offline_a_missing_picture_says_that_fetching_is_forbidden(shelf):
     assert "HF_HUB_OFFLINE forbids" in draw("toloka").lost[0].reason
 
 
+# ---------------------------------------------------------------- training tables
+
+TRAINING = {"refcoco-train": "refcoco", "refcoco+-train": "refcocoplus", "refcocog-train": "refcocog"}
+
+
+def trained(shelf, rows, pictures=NUMBERS, name="refcoco-train", **options) -> Samples:
+    files = {f"COCO_train2014_{n:012d}.jpg": picture(n) for n in pictures}
+    fixtures.write_jxu(shelf, TRAINING[name], rows, files)
+    return draw(name, "train", **options)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_a_training_row_is_a_thing_with_its_first_caption_and_a_picture_beside_the_table(shelf, name):
+    row = fixtures.jxu_row(
+        580957, 0, captions=["bowl behind the others can only see part ", "dish in top right corner"],
+        file_name="COCO_train2014_000000580957_3.jpg", bbox=[20.5, 30.25, 60.0, 70.0],
+        image_path="coco/train2014/COCO_train2014_000000580957.jpg",
+    )  # fmt: skip
+    (sample,) = trained(shelf, [row], [580957], name)
+    assert facts(sample) == (
+        f"{name}-train-0", "000000580957", "bowl behind the others can only see part", Box(20.5, 30.25, 60, 70), None,
+        (), "", "locate",
+    )  # fmt: skip
+    assert (np.asarray(sample.image) == np.asarray(Image.open(io.BytesIO(picture(580957))))).all()
+    assert sample.mask is None and f"jxu124/{TRAINING[name]}@local:" in draw(name, "train").origin
+
+
+def test_the_box_of_a_training_row_is_where_its_thing_is(shelf):
+    samples = trained(shelf, [fixtures.jxu_row(n, t) for n in NUMBERS for t in (0, 1)])
+    assert [s.box for s in samples] == [Box(*box) for n in NUMBERS for _, _, box in fixtures.things(n)]
+    assert "boxes clipped to the picture" not in samples.notes, "as x, y, width, height some would leave the picture"
+
+
+def test_every_caption_of_a_training_row_can_be_had(shelf):
+    rows = [fixtures.jxu_row(n, t) for n in range(6) for t in (0, 1)]
+    every = trained(shelf, rows, expression="all")
+    assert [s.text for s in every] == [text for row in rows for text in row["captions"]]
+    assert [s.id for s in every[2:4]] == ["refcoco-train-train-0-e2", "refcoco-train-train-1"]
+    assert "expression=all" in every.origin and every[0].image is every[2].image
+    drawn = draw("refcoco-train", "train", expression="random")
+    assert len(drawn) == 12 and {named(every)[s.id].text for s in drawn} == {s.text for s in drawn} != {
+        row["captions"][0] for row in rows
+    }
+    pairs = draw("refcoco-train", "train", pairs=True)
+    assert len(pairs) == 12 and len(pairs.images) == 6
+
+
+def test_training_pictures_are_fetched_from_coco_once_and_only_those_that_were_drawn(shelf, web):
+    fixtures.write_jxu(shelf, "refcoco", [fixtures.jxu_row(n, t) for n in NUMBERS for t in (0, 1)])
+    address = f"{COCO}/train2014/COCO_train2014_{{:012d}}.jpg"
+    made = web({address.format(n): picture(n) for n in NUMBERS})
+    some = draw("refcoco-train", "train", n=5)
+    assert len(some) == 5 and not some.lost
+    assert sorted(made.asked) == sorted(address.format(int(key)) for key in some.images)
+    place = shelf / "data" / "local" / "coco" / "train2014"
+    assert {file.name for file in place.iterdir()} == {url.split("/")[-1] for url in made.asked}
+    pairs = draw("refcoco-train", "train", n=4, pairs=True)
+    assert len(set(made.asked)) == len(made.asked) == len(pairs.images | some.images), "what was fetched is kept"
+
+
+def test_a_training_picture_that_cannot_be_had_is_lost_and_counted(shelf, web):
+    rows = [fixtures.jxu_row(n, 0) for n in range(5)]
+    samples = trained(shelf, rows, [0, 1, 2, 4])
+    assert [lost.id for lost in samples.lost] == ["refcoco-train-train-3"] and len(samples) == 4
+    assert "1 LOST: no picture: not in data/local, and HF_HUB_OFFLINE forbids to fetch it" in repr(samples)
+    web({f"{COCO}/train2014/other.jpg": b""})
+    (lost,) = draw("refcoco-train", "train").lost
+    assert lost == real.Lost("refcoco-train-train-3", "no picture: no answer from images.cocodataset.org (404)")
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        ({"bbox": [20, 10, 20, 50]}, "a box without area in the picture"),
+        ({"bbox": [60, 10, 20, 50]}, "a box without area in the picture"),
+        ({"bbox": [161, 10, 200, 50]}, "a box without area in the picture"),
+        ({"bbox": [10, 10, 20]}, "no box of four numbers"),
+        ({"bbox": None}, "a row that is not as expected: TypeError"),
+        ({"captions": []}, "no text"),
+        ({"captions": None}, "no text"),
+        ({"captions": [" "]}, "no text"),
+        ({"image_path": "coco/train2014/elephant.jpg"}, "a file name without the number of a COCO picture"),
+        ({"image_path": None}, "a file name without the number of a COCO picture"),
+        ({"image_path": "COCO_train2014_000000000099.jpg"}, "no picture: not in data/local"),
+    ],
+)
+def test_a_broken_training_row_is_lost_with_its_reason_and_the_others_stay(shelf, broken, reason):
+    rows = [fixtures.jxu_row(n, 0) for n in range(4)]
+    samples = trained(shelf, [*rows[:2], rows[2] | broken, rows[3]])
+    assert [s.id for s in samples] == [f"refcoco-train-train-{i}" for i in (0, 1, 3)]
+    assert [lost.id for lost in samples.lost] == ["refcoco-train-train-2"]
+    assert samples.lost[0].reason.startswith(reason)
+
+
+def test_a_training_box_past_the_edge_is_clipped_and_counted(shelf):
+    samples = trained(shelf, [fixtures.jxu_row(0, 0, bbox=[100, 80, 180, 140]), fixtures.jxu_row(1, 0)])
+    assert samples[0].box == Box(100, 80, 160, 120) and samples.notes["boxes clipped to the picture"] == 1
+
+
+def test_a_training_table_gives_no_other_split_and_is_not_read_without_its_columns(shelf):
+    for name, folder in TRAINING.items():
+        trained(shelf, [fixtures.jxu_row(0, 0)], name=name)
+        assert BENCHMARKS[name].splits == ("train",)
+        for split in ("test", "detect"):
+            with pytest.raises(ValueError, match=f"Unknown split '{split}'; there are 'train'"):
+                draw(name, split)  # the table has a "test": it is testA
+        with pytest.raises(ValueError, match="held_out"):
+            draw(name, "train", held_out=2)
+        with pytest.raises(ValueError, match=rf"jxu124/{folder} at local:\w+, split train, has 1 rows, not 42"):
+            grounding(name, "train")
+        for column in ("image_path", "captions", "bbox"):
+            row = {k: v for k, v in fixtures.jxu_row(0, 0).items() if k != column}
+            features = {k: v for k, v in fixtures.JXU.items() if k != column}
+            fixtures.write(shelf, f"jxu124/{folder}", {"train": [row]}, fixtures.datasets.Features(features))
+            with pytest.raises(ValueError, match=f"lacks the columns {column}; it has sent_ids, "):
+                draw(name, "train")
+
+
+def test_training_and_validation_rows_of_one_coco_picture_are_told_by_its_number(shelf):
+    """Also where the picture looks different: another size, as some copies have it."""
+    rows = [fixtures.jxu_row(n, t) for n in range(4) for t in (0, 1)]
+    train = trained(shelf, rows)
+    for name, folder in (("refcoco", "RefCOCO"), ("refcoco+", "RefCOCOplus"), ("refcocog", "RefCOCOg")):
+        val = [fixtures.refcoco_row(n, 0, image=cell(picture(n + 50))) for n in (2, 3, 8)]
+        refcoco(shelf, val, folder)
+        tested = draw(name)
+        assert train.images & tested.images == {f"{2:012d}", f"{3:012d}"}
+        kept = apart(train, tested)
+        assert kept.images == {f"{0:012d}", f"{1:012d}"} and len(kept) == 4
+        assert kept.notes[f"left out: its picture served to find heads ({name}, compared by number)"] == 4
+
+
+def test_the_plan_says_that_training_pictures_are_fetched(shelf):
+    run = plan.Paper({"99_new": {"BENCHMARKS": list(TRAINING)}})
+    assert {item.name: item.ids for item in run.items if item.kind == "dataset"} == {
+        name: (f"jxu124/{folder}",) for name, folder in TRAINING.items()
+    }
+    words = plan.in_words(run, {}, None, 1000)
+    for name in TRAINING:
+        assert f"{name} needs pictures: fetched from COCO, one by one (13 GB if all of train2014 is kept in" in words
+
+
 # ---------------------------------------------------------------- VAW-MCQ
 
 
@@ -967,7 +1109,7 @@ def test_every_benchmark_opens_from_the_copies_that_a_script_writes(shelf, monke
 
 
 def test_each_row_of_the_table_says_what_it_is():
-    assert len({b.like for b in BENCHMARKS.values()}) == len(BENCHMARKS) == 16
+    assert len({b.like for b in BENCHMARKS.values()}) == len(BENCHMARKS) == 19
     for name, benchmark in BENCHMARKS.items():
         about = benchmark.about
         assert benchmark.name == name and benchmark.profile == "paper" and "allow_drift" in benchmark.options
@@ -977,9 +1119,9 @@ def test_each_row_of_the_table_says_what_it_is():
     published = {name: b.about.rows for name, b in BENCHMARKS.items()}
     assert published | {"vaw-mcq": 0} == {
         "refcoco": 8811, "refcoco+": 3805, "refcocog": 7573, "refcoco-unc": 10834, "refcoco+-unc": 10758,
-        "refcocog-umd": 4896, "refspatial": 100, "refspatial-points": 100, "toloka": 1705, "vaw-mcq": 0,
-        "spatial457": 670, "spatialrgpt": 1406, "cv-bench": 2638, "mmstar": 1500, "countbenchqa": 491,
-        "mathvista": 1000,
+        "refcocog-umd": 4896, "refcoco-train": 42404, "refcoco+-train": 42278, "refcocog-train": 42226,
+        "refspatial": 100, "refspatial-points": 100, "toloka": 1705, "vaw-mcq": 0, "spatial457": 670,
+        "spatialrgpt": 1406, "cv-bench": 2638, "mmstar": 1500, "countbenchqa": 491, "mathvista": 1000,
     }  # fmt: skip
 
 
@@ -989,6 +1131,7 @@ def test_every_split_has_a_published_number_of_its_own(shelf):
         "refcoco-unc": {"val": 10834, "testA": 5657, "testB": 5095},
         "refcoco+-unc": {"val": 10758, "testA": 5726, "testB": 4889},
         "refcocog-umd": {"val": 4896, "test": 9602},
+        "refcoco-train": {"train": 42404}, "refcoco+-train": {"train": 42278}, "refcocog-train": {"train": 42226},
         "refspatial-points": {"location": 100, "placement": 100, "unseen": 77},
     }  # fmt: skip
     for name, splits in wanted.items():

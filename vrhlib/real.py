@@ -1,4 +1,4 @@
-"""The twelve real benchmarks: how each table is read into samples.
+"""The twelve real benchmarks, and the training splits of three: how each table is read into samples.
 
 `hub` opens a table, a reader turns one of its rows into a `Sample`, and the rest is the same for all of them:
 
@@ -389,10 +389,14 @@ def _files(name: str, table: Table, rows, items: list[Item]) -> dict[str, Future
 
 def _named(row: Row) -> Sample:
     """lmms-lab RefCOCO/+/g: a thing with a list of expressions (the column `question` asks for a caption, unused)."""
-    expressions = row["answer"]
+    return row.sample(_expression(row), box=row.box(), mask=_outline(row, row["segmentation"]))
+
+
+def _expression(row: Row) -> str:
+    expressions = row[row.table.expressions]
     if not expressions:
         raise Unusable("no text")
-    return row.sample(expressions[row.which], box=row.box(), mask=_outline(row, row["segmentation"]))
+    return expressions[row.which]
 
 
 def _outline(row: Row, flat: Sequence) -> dict | None:
@@ -408,12 +412,23 @@ def _outline(row: Row, flat: Sequence) -> dict | None:
     return mask
 
 
-def _coco_id(values: Mapping) -> str:
+def _coco_id(values: Mapping, column: str = "file_name") -> str:
     """The picture's number in COCO, 12 digits: COCO_train2014_000000296747_0.jpg is picture 000000296747."""
-    found = re.search(r"\d{12}", values["file_name"] or "")
+    found = re.search(r"\d{12}", values[column] or "")
     if not found:
         raise Unusable("a file name without the number of a COCO picture")
     return found[0]
+
+
+def _captioned(row: Row) -> Sample:
+    """jxu124's RefCOCO/+/g: a thing with a list of expressions. Its outline (in `raw_anns`) is not read."""
+    return row.sample(_expression(row), box=row.box())
+
+
+def _train2014(values: Mapping) -> Path:
+    """The picture in COCO, under the name that it has there: COCO_train2014_000000580957.jpg."""
+    file = _last(values, "image_path")
+    return hub.fetch(file, ["coco/train2014"], [f"http://images.cocodataset.org/train2014/{file}"])
 
 
 def _sentence(row: Row) -> Sample:
@@ -455,8 +470,8 @@ def _toloka_picture(values: Mapping) -> Path:
     return hub.fetch(_last(values), places, urls, known.get(_last(values)))
 
 
-def _last(values: Mapping) -> str:
-    return values["image"].rsplit("/", 1)[-1]
+def _last(values: Mapping, column: str = "image") -> str:
+    return values[column].rsplit("/", 1)[-1]
 
 
 @functools.lru_cache(1)
@@ -684,6 +699,7 @@ def _vaw_picture(values: Mapping) -> Path:
 # ---------------------------------------------------------------- the table of benchmarks
 
 _BOX = "share of boxes with IoU >= 0.5"
+_EXPRESSION = {"expression": ("first", "all", "random")}
 _COCO = "COCO pictures (Flickr terms), annotations for research; the mirror states none"
 
 
@@ -701,7 +717,7 @@ def _lmms(like: str, name: str, rows: int, gb: float, revision: str) -> Table:
     about = _source(ids, "val", rows, "image answer segmentation bbox file_name", gb, _COCO, _BOX, revision=revision)
     return Table(
         like=like, about=about, read=_named, family="grounding", key=_coco_id, corners=lambda v: v["bbox"], box="xywh",
-        expressions="answer", choose={"expression": ("first", "all", "random")},
+        expressions="answer", choose=_EXPRESSION,
     )  # fmt: skip
 
 
@@ -712,6 +728,25 @@ def _official(like: str, name: str, gb: float, splits: Mapping[str, int]) -> Tab
     return Table(
         like=like, about=about, read=_sentence, family="grounding", corners=lambda v: json.loads(v["bbox"]),
         splits=splits,
+    )  # fmt: skip
+
+
+def _training(like: str, name: str, rows: int) -> Table:
+    """The UNC and UMD training splits, one row a thing with a list of expressions, for training and nothing else.
+
+    `bbox` is x0, y0, x1, y1 here (`raw_anns` keeps x, y, width, height). Only "train" is read; beware of `test`, it is
+    testA in RefCOCO and RefCOCO+. Pictures are not in the table. Some of them stand in the tables of `_lmms` as well
+    (Google's validation sets, and those of the other two): `benchmarks.apart` leaves them out, by number.
+    """
+    about = _source(
+        f"jxu124/{name}", "train", rows, "image_path captions bbox", 0.04, _COCO, _BOX,
+        needs="pictures: fetched from COCO, one by one "
+        "(13 GB if all of train2014 is kept in data/local/coco/train2014)",
+    )  # fmt: skip
+    return Table(
+        like=like, about=about, read=_captioned, family="grounding", picture=_train2014,
+        key=functools.partial(_coco_id, column="image_path"), corners=lambda v: v["bbox"], expressions="captions",
+        choose=_EXPRESSION, splits={"train": rows},
     )  # fmt: skip
 
 
@@ -726,6 +761,9 @@ _TABLES = {
     "refcoco-unc": _official("RefCOCO, UNC", "refcoco", 10.0, {"val": 10834, "testA": 5657, "testB": 5095}),
     "refcoco+-unc": _official("RefCOCO+, UNC", "refcocop", 1.6, {"val": 10758, "testA": 5726, "testB": 4889}),
     "refcocog-umd": _official("RefCOCOg, UMD", "refcocog", 1.1, {"val": 4896, "test": 9602}),
+    "refcoco-train": _training("RefCOCO, train", "refcoco", 42404),
+    "refcoco+-train": _training("RefCOCO+, train", "refcocoplus", 42278),
+    "refcocog-train": _training("RefCOCOg, train", "refcocog", 42226),
     "refspatial": Table(like="RefSpatialBench", about=_REFSPATIAL, read=_place, family="grounding"),
     "refspatial-points": Table(
         like="RefSpatial-Bench, points", about=_REFSPATIAL, read=functools.partial(_place, task="point"),

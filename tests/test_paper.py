@@ -120,9 +120,8 @@ def test_a_baseline_stands_beside_the_papers_number_or_that_of_the_models_author
     table = pd.DataFrame(rows, columns=["model", "benchmark"]).assign(accuracy=50.0)
     table.attrs["runs"] = ["abc"]
     got = paper.beside(table)
-    assert (
-        got.published.tolist()[:3] == [86.2, 86.8, 88.2] and got.published.isna().tolist() == [False] * 3 + [True] * 2
-    )
+    assert got.published.tolist()[:4] == [86.2, 86.8, 88.2, 63.0], "Tables A1, A1, their report, 3"
+    assert got.published.isna().tolist() == [False] * 4 + [True]
     assert list(got) == ["model", "benchmark", "published", "accuracy"] and got.attrs["runs"] == ["abc"]
     assert paper.beside(table, split="testA").published[2] == 92.5
     nano = table.assign(model="nano-qwen2.5-vl", benchmark="scenes")
@@ -653,6 +652,101 @@ def test_same_backbone_refuses_one_direction_and_gaps():
         judge("same-backbone", pair(p_in_layer=[0.01, None]))
 
 
+# ---------------------------------------------------------------- answers in words, and training
+
+
+def tasks(*rows: tuple) -> pd.DataFrame:
+    """(unmasked, vrh, random_drop, above_blind_low) of each model and benchmark; intervals of drops are 10 wide."""
+    frame = cells(*[row[:3] for row in rows])
+    return frame.assign(above_blind_low=[row[3] for row in rows], blind=20.0)
+
+
+SEEN, KEPT, UNSEEN = (80.0, 50.0, 1.0, 30.0), (80.0, 78.0, 1.0, 30.0), (80.0, 50.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "rows, word",
+    [
+        ([SEEN] * 28, "matches"),
+        ([SEEN] * 27, "within tolerance"),  # the claim is about twenty-eight
+        ([*[SEEN] * 28, UNSEEN], "matches"),  # answered without looking: does not count
+        ([*[SEEN] * 27, UNSEEN], "within tolerance"),
+        ([*[SEEN] * 9, KEPT], "within tolerance"),
+        ([*[SEEN] * 8, KEPT], "differs"),
+        ([(80.0, 75.0, 1.0, 30.0)], "differs"),  # the interval of the drop begins at 0
+        ([(80.0, 74.9, 1.0, 30.0)], "within tolerance"),
+        ([(80.0, 50.0, 5.0, 30.0)], "within tolerance"),
+        ([(80.0, 50.0, 5.1, 30.0)], "differs"),
+        ([(80.0, 74.0, 6.0, 0.1)], "differs"),
+        ([UNSEEN] * 3, "not attempted"),
+    ],
+)
+def test_cross_task_counts_cells_above_the_blind_reader_that_lose_more_than_random_heads_cost(rows, word):
+    assert judge("cross-task", tasks(*rows)) == word
+
+
+def test_cross_task_names_what_fails_and_what_does_not_count():
+    found = paper.CHECKS["cross-task"](tasks(SEEN, KEPT, (60.0, 20.0, 3.0, 10.0), UNSEEN))
+    assert found.ours == (
+        "2 of 3 model x benchmark pairs lose accuracy, random heads costing at most 5; drops 2.0 to 40.0 (least: m0 on "
+        "b1, k=5, n=200); not: m0 on b1 (drop 2.0, random 1.0); not counted, not above the blind reader: m1 on b1"
+    )
+    assert found.interval == "smallest drop [-3.0, 7.0]; random drop 1.0 to 3.0 [2.0, 4.0]"
+    assert found.difference == "2 of 3 (published 28 of 28); 1 not above the blind reader"
+    with pytest.raises(ValueError, match="measure above_blind_low in every row"):
+        judge("cross-task", cells(SEEN[:3]).assign(blind=1.0))
+    with pytest.raises(ValueError, match="one row per model and benchmark"):
+        judge("cross-task", pd.concat([tasks(SEEN), tasks(SEEN)]))
+
+
+def test_the_published_table_3_shows_the_published_claim():
+    """Blind accuracies are not published: taken as far below; intervals as those of two proportions are narrow."""
+    table = paper.published("cross_task")
+    wide = table.pivot(index=["model", "benchmark"], columns="condition", values="accuracy").reset_index()
+    rows = zip(wide.unmasked, wide.vrh, wide.unmasked - wide.random, [10.0] * len(wide))
+    frame = tasks(*rows).assign(model=wide.model, benchmark=wide.benchmark)
+    found = paper.CHECKS["cross-task"](frame)
+    assert len(frame) == 28 and (found.verdict, found.difference) == ("matches", "28 of 28 (published 28 of 28)")
+
+
+def gained(against=(1.0, 0.2, 1.8), gain=(2.0, 1.0, 3.0), seeds=3, spread=0.5) -> pd.DataFrame:
+    """(difference, low, high) of VRH negatives against random ones, and against the untrained model."""
+    rows = {("dpo vrh", "dpo random"): against, ("dpo vrh", "untrained"): gain, ("dpo vrh", "sft"): (0.1, -1.0, 1.2)}
+    return pd.DataFrame([
+        {"a": a, "b": b, "difference": d, "low": low, "high": high, "seeds_low": d - spread, "seeds_high": d + spread,
+         "seeds": seeds, "n": 600}
+        for (a, b), (d, low, high) in rows.items()
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        ({}, "matches"),
+        ({"against": (1.0, 0.0, 2.0)}, "within tolerance"),
+        ({"gain": (2.0, -0.1, 4.0)}, "within tolerance"),
+        ({"spread": 1.0}, "within tolerance"),  # within the spread over seeds
+        ({"against": (0.0, -1.0, 1.0)}, "differs"),
+        ({"gain": (-0.1, -1.0, 1.0)}, "differs"),  # better than random negatives, and worse than no training
+        ({"seeds": 2}, "not attempted"),
+    ],
+)
+def test_dpo_must_beat_random_negatives_and_no_training(changes, word):
+    assert judge("dpo", gained(**changes)) == word
+
+
+def test_dpo_tells_every_comparison_with_both_intervals():
+    found = paper.CHECKS["dpo"](gained())
+    assert found.ours == (
+        "dpo vrh minus dpo random +1.0; dpo vrh minus untrained +2.0; dpo vrh minus sft +0.1 (3 seeds, n=600)"
+    )
+    assert found.interval.startswith("dpo vrh minus dpo random [+0.2, +1.8], over seeds [+0.5, +1.5]; ")
+    assert found.difference == "VRH against random negatives +1.0, against untrained +2.0 (published +0.78)"
+    assert paper.CHECKS["dpo"](gained(seeds=2)).difference == "2 seeds: three at least"
+    with pytest.raises(ValueError, match="compares dpo vrh with untrained: measure that"):
+        judge("dpo", gained().query("b != 'untrained'"))
+
+
 # ---------------------------------------------------------------- compare, and the file of claims
 
 SHARES = pd.DataFrame({"scoring": ["sum", "mean"], "above_1e-3": [10.0, 5.0], "above_5e-3": [3.0, 2.0]})
@@ -663,6 +757,7 @@ EXAMPLES = {
     "best-variant": cuts(flips((-30.0, -41.0, -20.0), SMALL, SMALL)),
     "beats-prior": cuts(CUT | {"localization_heads": (-14.0, -20.0, -8.0)}), "sparse": SHARES,
     "universal": cells(*[GOOD] * 20), "same-backbone": pair(),
+    "cross-task": tasks(*[SEEN] * 28), "dpo": gained(),
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from tests import real_fixtures as fixtures
 from tests.real_fixtures import cell, encoded
 from vrhlib import benchmarks
-from vrhlib.benchmarks import ALIKE, apart, grounding, to_find, to_test
+from vrhlib.benchmarks import ALIKE, apart, grounding, to_find, to_test, to_train
 from vrhlib.boxes import Box
 from vrhlib.samples import Lost, Sample, Samples
 
@@ -155,11 +155,36 @@ def test_a_nano_benchmark_has_no_all_of_its_samples():
 
 def test_names_are_looked_up_and_words_are_not_for_pointing():
     found_on = grounding("scenes", "detect", 2)
-    for draw in (lambda name: to_test(name, found_on, 5), lambda name: to_find(name, 5)):
+    draws = (lambda b: to_test(b, found_on, 5), lambda b: to_find(b, 5), lambda b: to_train(b, 5, [found_on]))
+    for draw in draws:
         with pytest.raises(ValueError, match="Unknown benchmark 'scene-plus'.*Did you mean 'scenes-plus'"):
             draw("scene-plus")
+    for draw in draws[1:]:
         with pytest.raises(ValueError, match="cv-bench is of the other kind: use answering"):
             draw("cv-bench")
+
+
+def test_questions_are_tested_on_pictures_that_did_not_serve_to_find_heads():
+    found_on = grounding("scenes", "detect", 5)
+    asked = to_test("scenes-attribute", found_on, 6)
+    assert asked.split == "test" and len(asked) == 6 and all(s.task == "answer" for s in asked)
+    assert not asked.images & found_on.images
+    assert asked.notes == {"left out: its picture served to find heads (scenes, compared by number)": 0}
+    shared = Samples("other", "detect", [dataclasses.replace(found_on[0], image_key=asked[2].image_key)])
+    again = to_test("scenes-attribute", shared, 6)
+    assert [s.id for s in again] == [s.id for s in asked if s.id != asked[2].id]
+
+
+def test_training_reads_pictures_that_no_other_split_holds():
+    found_on, test = grounding("scenes", "detect", 5), grounding("scenes-g", "test", 5)
+    train = to_train("scenes-g", 6, [found_on, test])
+    assert train.split == "dev" and len(train) == 6, "the scenes that made the weights are no benchmark"
+    assert sorted(train.notes) == [
+        "left out: its picture is held out (scenes, compared by number)",
+        "left out: its picture is held out (scenes-g, compared by number)",
+    ]
+    shared = Samples("other", "test", [dataclasses.replace(test[0], image_key=train[1].image_key)])
+    assert [s.id for s in to_train("scenes-g", 6, [shared])] == [s.id for s in train if s.id != train[1].id]
 
 
 # ---------------------------------------------------------------- real: rows are few, so other benchmarks give all

@@ -198,3 +198,23 @@ def donors(
         strangers = sum(name.startswith("other_backbone") for name in found)
         found["borrowed" if donor in siblings else f"other_backbone {strangers}"] = donor
     return found, refused
+
+
+def changes(before: HeadScores, after: Mapping[str, HeadScores], k: int) -> pd.DataFrame:
+    """Did heads move in training? A row per condition of `after` and head: condition, layer, head, before, after
+    (scores), top (among the k best before); and, the same in all rows of a condition, k, shared (of the k best before
+    and after), spearman (over all heads), p_in_layer (of as many shared by chance within layers), held_before,
+    held_after (share of all attention on the referent that the k best heads *before* hold)."""
+    parts, top = [], before.top(k)
+    layer, head = np.indices(before.grid)
+    for condition, scores in after.items():
+        lists = shared(top, scores.top(k))
+        parts.append(pd.DataFrame({
+            "condition": condition, "layer": layer.ravel(), "head": head.ravel(), "before": before.values.ravel(),
+            "after": scores.values.ravel(), "top": top.mask().ravel(), "k": k, "shared": lists.shared,
+            "spearman": before.spearman(scores), "p_in_layer": lists.p_in_layer, "held_before": before.held_by(top),
+            "held_after": scores.held_by(top),
+        }))  # fmt: skip
+    frame = pd.concat(parts, ignore_index=True)
+    frame.attrs["runs"] = sorted({run for scores in (before, *after.values()) for run in scores.runs})
+    return frame

@@ -36,8 +36,8 @@ def grounding(benchmark: str, split: str, n: int | None = None, seed: int = 0, *
 
 
 def to_test(benchmark: str, found_on: Samples, n: int | None, seed: int = 0) -> Samples:
-    """n samples (None: all; at most the rows that its table has) of a grounding benchmark on which heads found on
-    `found_on` are cut.
+    """n samples (None: all; at most the rows that its table has) of a benchmark, grounding or questions, on which heads
+    found on `found_on` are cut.
 
     Of the benchmark that they were found on: its test split. Of another: its split `all`, where there is one, since
     nothing was held out there for them, else `test`. Either way without the pictures of `found_on` (see `apart`), so
@@ -45,7 +45,8 @@ def to_test(benchmark: str, found_on: Samples, n: int | None, seed: int = 0) -> 
     """
     own = benchmark == found_on.benchmark
     split = "test" if own else _widest(benchmark, "test")
-    return apart(grounding(benchmark, split, at_most(benchmark, n, len(found_on) * own), seed), found_on)
+    draw = answering if _lookup("benchmark", benchmark, BENCHMARKS).family == "questions" else grounding
+    return apart(draw(benchmark, split, at_most(benchmark, n, len(found_on) * own), seed), found_on)
 
 
 def to_find(benchmark: str, n: int, seed: int = 0) -> Samples:
@@ -53,6 +54,16 @@ def to_find(benchmark: str, n: int, seed: int = 0) -> Samples:
     lists, never tested: from its split `all`, where there is one (small benchmarks have no rows to hold out), else from
     `detect`."""
     return grounding(benchmark, _widest(benchmark, "detect"), at_most(benchmark, n), seed)
+
+
+def to_train(benchmark: str, n: int, held_out: Iterable[Samples], seed: int = 0) -> Samples:
+    """n samples of a grounding benchmark to train on, at most as many as there are, without the pictures of `held_out`
+    (see `apart`): of its split `train`, or of `dev` in the nano ones, whose weights were made on scenes of `train`."""
+    known = _lookup("benchmark", benchmark, BENCHMARKS)
+    samples = grounding(benchmark, "train" if "train" in known.splits else "dev", at_most(benchmark, n), seed)
+    for other in held_out:
+        samples = apart(samples, other, "is held out")
+    return samples
 
 
 def _widest(benchmark: str, otherwise: str) -> str:
@@ -65,9 +76,9 @@ def at_most(benchmark: str, n: int | None, held_out: int = 0) -> int | None:
     return min(n, about.rows - held_out) if about and n is not None else n
 
 
-def apart(samples: Samples, found_on: Samples) -> Samples:
-    """The samples without those whose picture served to find heads, perhaps in another benchmark; `notes` counts what
-    was left out, also if it was nothing.
+def apart(samples: Samples, found_on: Samples, why: str = "served to find heads") -> Samples:
+    """The samples without those whose picture stands in other samples (of a benchmark that `served to find heads`, or
+    whatever `why` says), perhaps in another benchmark; `notes` counts what was left out, also if it was nothing.
 
     Pictures are compared by their numbers where both benchmarks number them alike, by their files where both hash them,
     and else by what they show (16 x 16 grey pixels). Raises ValueError if nothing is left.
@@ -78,10 +89,12 @@ def apart(samples: Samples, found_on: Samples) -> Samples:
         served = {s.id for s in samples if s.image_key in found_on.images}
     else:
         how, served = "pixels", _alike(samples, found_on)
-    note = f"left out: its picture served to find heads ({found_on.benchmark}, compared by {how})"
+    note = f"left out: its picture {why} ({found_on.benchmark}, compared by {how})"
     kept = [s for s in samples if s.id not in served]
     if not kept:
-        raise ValueError(f"All {len(samples)} pictures of {samples!r} served to find heads: take more or others.")
+        raise ValueError(
+            f"All {len(samples)} pictures of {samples!r} are among those of which each {why}: take more or others."
+        )
     notes = {**samples.notes, note: len(served)}
     return Samples(samples.benchmark, samples.split, kept, samples.origin, samples.lost, notes, samples.max_new_tokens)
 

@@ -118,6 +118,17 @@ def _missing(chunk: Samples, stored: Mapping) -> list[str]:
     return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
 
 
+def blind(vlm: VLM, tests: Iterable[Samples], batch_size: int = 8) -> pd.DataFrame:
+    """Unmasked replies to the same questions about grey pictures, as condition `blind` of the same benchmark: what can
+    be answered without looking. Columns as in `replies`."""
+    frames = []
+    for samples in tests:
+        grey = replies(vlm, samples.blind(), {UNMASKED: None}, batch_size)
+        seen = dict(zip((s.id for s in samples), (s.image_key for s in samples)))
+        frames.append(grey.assign(condition="blind", benchmark=samples.benchmark, image=grey.id.map(seen)))
+    return together(frames)
+
+
 def accuracy(outcomes: Sequence[str]) -> Accuracy:
     """Share of replies that are right; every failure counts as wrong."""
     outcomes = list(outcomes)

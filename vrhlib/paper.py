@@ -31,6 +31,8 @@ SAME_BACKBONE = (("Qwen2.5-VL-7B", "InternVL3-8B"), ("Qwen3-VL-8B", "InternVL3.5
 # Our names of benchmarks to the paper's, and to those of the official splits in the models' own reports.
 _PARITY = {"refcoco": "RefCOCO", "refcoco+": "RefCOCO+", "refcocog": "RefCOCOg", "refspatial": "RefSpatialBench",
            "toloka": "Toloka"}  # fmt: skip
+_CROSS = {"vaw-mcq": "VAW", "spatial457": "Spatial457", "spatialrgpt": "SpatialRGPT", "cv-bench": "CV-Bench",
+          "mmstar": "MMStar", "countbenchqa": "CountBenchQA", "mathvista": "MathVista"}  # fmt: skip
 _OFFICIAL = {"refcoco-unc": "RefCOCO", "refcoco+-unc": "RefCOCO+", "refcocog-umd": "RefCOCOg"}
 # The scoring of the paper and each of its axes flipped alone (Table A9), in the paper's order.
 FLIPS = ("flip_q", "flip_phi", "flip_omega")
@@ -47,18 +49,21 @@ def published(table: str) -> pd.DataFrame:
 def beside(baseline: pd.DataFrame, split: str = "val") -> pd.DataFrame:
     """A table of unmasked accuracies with the published ones beside them, in a column `published`.
 
-    For the paper's benchmarks those of the paper; for the official splits of RefCOCO/+/g what the models' authors (for
-    Qwen3-VL, a third party) report. NaN where nobody published one; a table without any comes back as it is.
+    For the paper's benchmarks those of the paper (Tables A1 and 3); for the official splits of RefCOCO/+/g what the
+    models' authors (for Qwen3-VL, a third party) report. NaN where nobody published one; a table without any comes back
+    as it is.
     """
     known = published("accuracy_vs_k")
     ours = known[(known.condition == "vrh") & (known.k == 0)].set_index(["model", "benchmark"]).accuracy.to_dict()
     reports = published("reported_baselines")
     theirs = reports[reports.split == split].set_index(["model", "benchmark"]).accuracy.to_dict()
+    cross = published("cross_task").query("condition == 'unmasked'")
+    ours |= cross.set_index(["model", "benchmark"]).accuracy.to_dict()
     found = []
     for model, benchmark in zip(baseline.model, baseline.benchmark):
         name = PINS[model].published if model in PINS else ""
         official = theirs.get((name, _OFFICIAL.get(benchmark)))
-        found.append(ours.get((name, _PARITY.get(benchmark)), official))
+        found.append(ours.get((name, (_PARITY | _CROSS).get(benchmark)), official))
     if all(value is None for value in found):
         return baseline
     table = baseline.copy()
@@ -559,6 +564,72 @@ def _more(row) -> str:
     return "".join(f", {words} {cost:.1f}" for words, cost in costs.items() if cost == cost)
 
 
+def _cross_task(cells: pd.DataFrame) -> Finding:
+    """`cells`: a row per model and benchmark: model, benchmark, k, n, unmasked, vrh, blind (percent), drop, drop_low,
+    drop_high (points, paired interval), random_drop, random_drop_low, random_drop_high (mean over seeds, t interval),
+    above_blind_low (unmasked minus blind, lower end of the paired interval).
+
+    A cell counts if the model is better than without looking, by more than sampling error: else there is nothing that
+    sight could lose. It shows the claim if VRHs cost something (interval above 0) and more than random heads, which
+    cost at most 5 points (published up to 4.6). Matches: all 28 cells count and show it. Within tolerance: at least
+    90 % of those that count. Not attempted: none counts."""
+    columns = ["model", "benchmark", "k", "n", "unmasked", "vrh", "blind", "drop", "drop_low", "drop_high",
+               "random_drop", "random_drop_low", "random_drop_high", "above_blind_low"]  # fmt: skip
+    cells = _complete(cells, "cross-task", columns)
+    if cells.duplicated(["model", "benchmark"]).any():
+        raise ValueError("The claim cross-task reads one row per model and benchmark: hand over those of one k.")
+    able = cells[cells.above_blind_low > 0]
+    if able.empty:
+        return Finding(f"0 of {len(cells)} cells count", "–", "no model is better than without looking", NOT_ATTEMPTED)
+    shows = (able.drop_low > 0) & (able["drop"] > able.random_drop) & (able.random_drop <= 5)
+    least, most = able.loc[able["drop"].idxmin()], able.loc[able.random_drop.idxmax()]
+    ours = (
+        f"{shows.sum()} of {len(able)} model x benchmark pairs lose accuracy, random heads costing at most 5; "
+        f"drops {able['drop'].min():.1f} to {able['drop'].max():.1f} (least: {least.model} on {least.benchmark}, "
+        f"k={least.k}, n={least.n})"
+    )
+    fail = [f"{c.model} on {c.benchmark} (drop {c.drop:.1f}, random {c.random_drop:.1f})"
+            for c in able[~shows].itertuples()]  # fmt: skip
+    ours += f"; not: {', '.join(fail)}" if fail else ""
+    blind = [f"{c.model} on {c.benchmark}" for c in cells[cells.above_blind_low <= 0].itertuples()]
+    ours += f"; not counted, not above the blind reader: {', '.join(blind)}" if blind else ""
+    interval = (
+        f"smallest drop [{least.drop_low:.1f}, {least.drop_high:.1f}]; random drop {able.random_drop.min():.1f} to "
+        f"{most.random_drop:.1f} [{most.random_drop_low:.1f}, {most.random_drop_high:.1f}]"
+    )
+    difference = f"{shows.sum()} of {len(able)} (published 28 of 28)"
+    difference += f"; {len(blind)} not above the blind reader" if blind else ""
+    everywhere = shows.all() and len(able) == len(published("cross_task")[["model", "benchmark"]].drop_duplicates())
+    return _finding(ours, interval, difference, everywhere, 10 * shows.sum() >= 9 * len(able))
+
+
+def _dpo(differences: pd.DataFrame) -> Finding:
+    """`differences`: what one policy is better than another, mean over benchmarks and seeds: a, b ("dpo vrh", "dpo
+    random", "sft", "untrained"), difference, low, high (points, paired interval over pictures), seeds_low, seeds_high
+    (t interval over seeds), seeds, n.
+
+    Matches: VRH negatives beat random ones and the untrained model, both by more than sampling error of the pictures
+    and of the seeds. Within tolerance: they beat both, by less than that. Not attempted: fewer than three seeds."""
+    columns = ["a", "b", "difference", "low", "high", "seeds_low", "seeds_high", "seeds", "n"]
+    rows = _complete(differences, "dpo", columns).set_index(["a", "b"])
+    wanted = [("dpo vrh", "dpo random"), ("dpo vrh", "untrained")]
+    if missing := [pair for pair in wanted if pair not in rows.index]:
+        raise ValueError(f"The claim dpo compares {' and '.join(map(' with '.join, missing))}: measure that.")
+    shown = [(f"{a} minus {b}", rows.loc[(a, b)]) for a, b in rows.index]
+    ours = "; ".join(f"{name} {r.difference:+.1f}" for name, r in shown)
+    first = shown[0][1]
+    ours += f" ({int(first.seeds)} seeds, n={int(first.n)})"
+    interval = "; ".join(f"{name} [{r.low:+.1f}, {r.high:+.1f}], over seeds [{r.seeds_low:+.1f}, {r.seeds_high:+.1f}]"
+                         for name, r in shown)  # fmt: skip
+    against, gain = (rows.loc[pair] for pair in wanted)
+    difference = f"VRH against random negatives {against.difference:+.1f}, against untrained {gain.difference:+.1f}"
+    difference += " (published +0.78)"
+    sure = all(min(r.low, r.seeds_low) > 0 for r in (against, gain))
+    near = against.difference > 0 and gain.difference > 0
+    few = "" if first.seeds >= 3 else f"{int(first.seeds)} seeds: three at least"
+    return _finding(ours, interval, difference, sure, near, few)
+
+
 CHECKS: dict[str, Check] = {
     "causal-collapse": _collapse,
     "head-share": _share,
@@ -572,6 +643,8 @@ CHECKS: dict[str, Check] = {
     "sparse": _sparse,
     "universal": _universal,
     "same-backbone": _same_backbone,
+    "cross-task": _cross_task,
+    "dpo": _dpo,
 }
 
 

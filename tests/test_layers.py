@@ -11,16 +11,17 @@ PACKAGE = Path(__file__).parents[1] / "vrhlib"
 LAYERS = {
     "store": 0,
     "profiles": 1, "heads": 1, "boxes": 1, "stats": 1, "answers": 1, "hub": 1,
-    "samples": 2, "design_space": 2, "agreement": 2,
+    "samples": 2, "design_space": 2, "agreement": 2, "training": 2,
     "vlm": 3, "real": 3, "generated": 3, "methods": 3, "sparsity": 3, "paper": 3,
     "attention": 4, "benchmarks": 4, "outcomes": 4,
-    "scoring": 5, "evaluate": 5, "wiring": 5,
+    "scoring": 5, "evaluate": 5, "wiring": 5, "tasks": 5,
     "dpo": 6,
 }  # fmt: skip
 DRAWN = {
     "style": 0, "checks": 0,
     "output": 1,
-    "scores": 2, "overlaps": 2, "conditions": 2, "sweeps": 2, "detection": 2, "pictures": 2,
+    "scores": 2, "overlaps": 2, "conditions": 2, "sweeps": 2, "detection": 2, "pictures": 2, "tasks": 2,
+    "training": 2,
     "views": 3,
 }  # fmt: skip
 
@@ -37,7 +38,7 @@ ALLOWED = BELOW | {
     "figures": set(FIGURES),  # re-exports
     **{name: SHOWN | modules for name, modules in FIGURES.items()},
     "widgets": SHOWN | {"figures"},
-    "plan": {"store", "profiles", "hub", "benchmarks", "methods"},  # no model
+    "plan": {"store", "profiles", "hub", "benchmarks", "methods", "training"},  # no model
     "notebooks": {"store", "profiles", "plan"},
     "nano.scenes": set(),
     "store": {""},  # for __version__

@@ -134,6 +134,74 @@ def test_a_run_of_04_stores_no_more_than_planned_and_05_finds_its_own_cuts_there
     assert replies_of(planned("05_transfer", *words)) >= found["replies", "scenes test"] / 3
 
 
+def test_a_run_of_06_stores_what_is_planned_but_equal_controls(checkout):
+    words = ["N_DETECT=6", "N_TEST=2", "K=3", "MODELS=nano-qwen3-vl"]
+    assert notebooks.main(["run", "06", "BENCHMARKS=scenes-attribute", *words]) == 0
+    work, found = planned("06_cross_task", "BENCHMARKS=scenes-attribute", *words), stored()
+    assert found["scores", "scenes detect"] == 6 == replies_of([w for w in work if w.what == "head scores"])
+    for name, what, cuts in (
+        ("scenes-attribute", "replies, unmasked and ablated", 13), ("needle", "replies without a picture", 12)
+    ):  # fmt: skip
+        most = replies_of([w for w in work if (w.benchmark, w.what) == (name, what)])
+        assert found["replies", f"{name} test"] <= most == 2 * cuts <= 1.2 * found["replies", f"{name} test"]
+    assert found["replies", "scenes-attribute (grey) test"] == 2
+    assert sum(found.values()) <= replies_of(work)
+
+
+def test_a_run_of_07_stores_what_is_planned_and_again_trains_nothing(checkout, capfd):
+    words = ["N_DETECT=6", "N_PAIRS=6", "N_TEST=2", "RECIPE=epochs=1,batch_size=2,at_once=2"]
+    assert notebooks.main(["run", "07", *words]) == 0
+    work, found = planned("07_dpo", *words), stored()
+    assert found["scores", "scenes detect"] == 4 * 6 and sum(found.values()) == replies_of(work)
+    for name in profile("nano").dpo_data:
+        assert found["pairs", f"{name} dev"] == 0, "stored under the name of all three"
+        assert found["replies", f"{name} test"] == 10 * 2
+    assert found["pairs", "pairs dev"] == 3 * 6
+    policies = sorted((store.runs_dir("nano") / "policies").glob("*/manifest.json"))
+    assert len(policies) == 9
+    before = [path.read_bytes() for path in policies]
+    capfd.readouterr()
+    assert notebooks.main(["run", "07", *words]) == 0
+    said = capfd.readouterr().out
+    assert "step" not in said and "samples" not in said, "nothing is trained, drawn or asked again"
+    assert [path.read_bytes() for path in policies] == before and stored() == found
+
+
+@pytest.mark.parametrize(
+    "notebook, given, message",
+    [
+        ("06_cross_task", {"BENCHMARKS": ["scenes"]}, "scenes is not answered in words; scenes-attribute, "),
+        ("06_cross_task", {"K": 41}, "controls need as many heads outside"),
+        ("07_dpo", {"RECIPE": ["method=lorra"]}, "Did you mean 'lora'"),
+        ("07_dpo", {"KEEP": "diferent"}, "Did you mean 'different'"),
+        ("07_dpo", {"TEMPERATURE": 0.0}, "sampled, at one above 0"),
+        ("07_dpo", {"MODELS": ["nano-qwen3-vl", "nano-internvl3"]}, "trains one model; choose one"),
+        ("07_dpo", {"N_PAIRS": 2}, "N_PAIRS=2: at least one of each of scenes-g, "),
+    ],
+)
+def test_what_06_and_07_cannot_do_is_refused_beforehand(notebook, given, message):
+    with pytest.raises(ValueError, match=message):
+        plan.work_of(notebook, "nano", BOOKS[notebook].parameters | given)
+
+
+def test_training_is_planned_by_its_recipe_and_its_memory_told():
+    def trained(*recipe: str) -> int:
+        given = BOOKS["07_dpo"].parameters | {"PROFILE": "paper", "RECIPE": list(recipe)}
+        return sum(w.read for w in plan.work_of("07_dpo", "paper", given) if w.what.startswith("training"))
+
+    assert trained("epochs=2") * 2 == trained("epochs=4") == trained()
+    run = plan.Paper({"07_dpo": BOOKS["07_dpo"].parameters | {"PROFILE": "paper"}})
+    text = plan.in_words(run, {}, None, 500.0)
+    assert "Memory of training in GB (07_dpo), 1 pair at once" in text and "The recipe chosen is lora" in text
+    for model in PAPER.models:
+        full, lora = (next(line for line in text.splitlines() if line.startswith(model) and f"  {how}" in line)
+                      for how in ("full", "lora, rank 16"))  # fmt: skip
+        assert "(sharded)" in full and lora.endswith("fits"), "as the paper trains it, it needs more than one card"
+    assert "Memory of training" not in plan.in_words(a_run(), {}, None, 500.0)
+    assert {i.name for i in run.items if i.kind == "dataset"} == {"refcoco", *profile("paper").dpo_data,
+                                                                 *profile("paper").dpo_data.values()}  # fmt: skip
+
+
 def test_04_plans_every_benchmark_with_the_rows_it_has():
     work = plan.work_of("04_universality", "paper", BOOKS["04_universality"].parameters)
     mine = {(w.benchmark, w.what): w for w in work if w.model == "qwen2.5-vl-7b"}

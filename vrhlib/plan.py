@@ -18,6 +18,7 @@ from functools import cached_property
 from vrhlib import hub, store
 from vrhlib.profiles import MODELS, Profile
 from vrhlib.profiles import profile as profile_of
+from vrhlib.training import KEEP, SHAPES, memory_rows, recipe_of
 
 TEXT = 60  # tokens of a prompt beside those of the picture: chat template, instruction, expression
 REPLY = 35  # tokens of a reply that is a box, in JSON
@@ -237,6 +238,84 @@ def _transfer(p: Profile, given: Mapping) -> list[Work]:
     return work
 
 
+# Tokens of a reply in words: a letter, a word, a number; a reasoned answer where the prompt asks for reasons.
+ANSWERS = {"spatial457": 150, "needle-text": 40, "spatialrgpt": 12}
+ANSWER = 8
+
+
+def _cross(p: Profile, given: Mapping) -> list[Work]:
+    """06_cross_task: heads found on grounding, cut on questions; the same about grey pictures, and in text alone."""
+    models, chosen = given["MODELS"] or p.models, given["BENCHMARKS"] or p.questions
+    known = [b.name for b in benchmark_table().values() if b.profile == _profile_name(p) and b.family == "questions"]
+    for name in chosen:
+        if name not in known:
+            raise ValueError(f"{name} is not answered in words; {', '.join(known)} are.")
+    found_on, found = p.benchmarks[0], given["N_DETECT"] or p.n_detect
+    _check_rows(found_on, found, 0)
+    _check_controls(models, given["K"])
+    work, cuts = [], 2 + 2 * len(p.control_seeds)  # unmasked, the top heads, and both kinds of controls
+    asked = cuts + 1  # and heads that look from the expression
+    n = given["N_TEST"] if given["N_TEST"] > 0 else p.n_questions
+    for model in models:
+        work.append(Work(model, found_on, "head scores", 1, found, passes=2))
+        for name in chosen:
+            test, reply = _at_most(name, sys.maxsize if given["N_TEST"] < 0 else n), ANSWERS.get(name, ANSWER)
+            work.append(Work(model, name, "replies, unmasked and ablated", asked, test, reply=reply))
+            work.append(Work(model, name, "replies about grey pictures", 1, test, reply=reply))
+        text, prompt = p.text_only, LONG.get(p.text_only, 0)
+        reply = ANSWERS.get(text, ANSWER)
+        work.append(Work(model, text, "replies without a picture", cuts, n, prompt=prompt, reply=reply))
+    work.append(Work(models[0], chosen[0], "looked at closely", 1, 5, passes=2, stored=False))
+    return work
+
+
+def _profile_name(p: Profile) -> str:
+    return MODELS[p.models[0]].profile
+
+
+def _train(p: Profile, given: Mapping) -> list[Work]:
+    """07_dpo: pairs sampled, policies trained, each asked on every benchmark, and the first of each kind scored."""
+    recipe = recipe_of(_profile_name(p), given["RECIPE"])
+    if given["KEEP"] not in KEEP:
+        raise store.unknown("rule for pairs", given["KEEP"], KEEP)
+    if not given["TEMPERATURE"] > 0:
+        raise ValueError(f"TEMPERATURE={given['TEMPERATURE']}: replies of a pair are sampled, at one above 0.")
+    models, found_on, found = given["MODELS"] or p.dpo_models, p.benchmarks[0], given["N_DETECT"] or p.n_detect
+    if len(models) > 1:
+        raise ValueError(f"07_dpo trains one model; choose one of {', '.join(models)}.")
+    if 0 < given["N_PAIRS"] < len(p.dpo_data):
+        raise ValueError(f"N_PAIRS={given['N_PAIRS']}: at least one of each of {', '.join(p.dpo_data)}.")
+    _check_rows(found_on, found, 0)
+    (model,), policies = models, 3 * len(p.dpo_seeds)  # VRH negatives, random ones, fine-tuning
+    each = (given["N_PAIRS"] or p.n_pairs_dpo) // len(p.dpo_data)
+    n = given["N_TEST"] or p.n_dpo
+    work = [Work(model, found_on, "head scores, before and after", 4, found, passes=2)]
+    for train, test in p.dpo_data.items():
+        tested = _at_most(test, n if n > 0 else sys.maxsize, found * (test == found_on))
+        # A step reads both replies of a pair: forwards as policy and as reference, backwards, and forwards once more.
+        steps = math.ceil(recipe.epochs * 2 * each)
+        work += [
+            Work(model, train, "chosen and rejected replies", 3, each),
+            Work(model, train, f"training ({recipe.method}, {recipe.epochs:g} epochs)", policies, steps, passes=5,
+                 stored=False, reply=0),
+            Work(model, test, "replies, untrained and trained", 1 + policies, tested),
+        ]  # fmt: skip
+    work.append(Work(model, list(p.dpo_data.values())[0], "looked at closely", 2, 1, passes=2, stored=False))
+    return work
+
+
+def training_table(work: Mapping[str, Sequence[Work] | None], given: Mapping[str, Mapping]) -> str:
+    """Memory of training the models of 07_dpo, in full and with adapters; empty without that notebook."""
+    if not work.get("07_dpo"):
+        return ""
+    recipe = recipe_of("paper", given["07_dpo"]["RECIPE"])
+    rows = table(*memory_rows([m for m in MODELS if m in SHAPES], recipe.rank, recipe.at_once))
+    return (
+        f"Memory of training in GB (07_dpo), {recipe.at_once} pair{'s' * (recipe.at_once > 1)} at once, gradient "
+        f"checkpointing; calculated, not measured. The recipe chosen is {recipe.method}.\n{rows}"
+    )
+
+
 def _sets(p: Profile, given: Mapping, notebook: str, test: int, option: str = "") -> tuple[str, int, int]:
     """The benchmark of a notebook that takes one, and its numbers of detection and test samples."""
     benchmarks, found = given["BENCHMARKS"] or p.benchmarks, given["N_DETECT"] or p.n_detect
@@ -256,6 +335,8 @@ WORK: dict[str, Callable[[Profile, Mapping], list[Work]]] = {
     "03_sparsity": _few,
     "04_universality": _universal,
     "05_transfer": _transfer,
+    "06_cross_task": _cross,
+    "07_dpo": _train,
 }
 
 
@@ -472,6 +553,7 @@ def gpu_here() -> tuple[str, float] | None:
 def in_words(run: Paper, measured: Mapping[str, Sequence], gpu: tuple[str, float] | None, free_gb: float) -> str:
     """The plan of a paper run: work, models, benchmarks, and whether disk and GPU are large enough."""
     tables = _work_table(run, measured), _model_table(run, measured), _benchmark_table(run)
+    tables = filter(None, [*tables, training_table(run.work, run.given)])
     return "\n\n".join([*tables, f"{_disk_line(run, free_gb)}\n{_gpu_line(run, gpu)}"])
 
 

@@ -90,6 +90,15 @@ class Profile:
     n_universal: int  # test samples of each
     universal_ks: tuple[int, ...]  # (controls are cut at the top heads' number and at k)
     n_elsewhere: int  # samples of each of these benchmarks on which heads are found once more, to compare the lists
+    questions: tuple[str, ...]  # benchmarks answered in words, on which heads are cut that `benchmarks` found, and
+    text_only: str  # one without pictures
+    n_questions: int  # samples of each
+    dpo_models: tuple[str, ...]  # trained on preference pairs, and
+    dpo_data: Mapping[str, str]  # benchmark (its split train) that the pairs are about: benchmark that is tested
+    n_pairs_dpo: int  # pairs of each kind, over all of `dpo_data`
+    n_dpo: int  # test samples of each
+    dpo_seeds: tuple[int, ...]
+    recipe: Mapping[str, object]  # `dpo.Recipe`
 
 
 _PROFILES = {
@@ -103,6 +112,12 @@ _PROFILES = {
         families={"referring expressions": ("scenes", "scenes-plus", "scenes-g"), "place": ("scenes-spatial",),
                   "question to box": ("scenes-question",)},
         n_universal=100, universal_ks=(1, 2, 4, 8), n_elsewhere=100,
+        questions=("scenes-attribute", "scenes-single", "scenes-width", "scenes-cv", "scenes-mixed", "scenes-count",
+                   "scenes-math"), text_only="needle", n_questions=100,
+        # Benchmarks on which this model is right in 80 to 85 %: on `scenes` there is less to gain.
+        dpo_models=("nano-internvl3",), n_pairs_dpo=192, n_dpo=200, dpo_seeds=(0, 1, 2),
+        dpo_data={name: name for name in ("scenes-g", "scenes-spatial", "scenes-question")},
+        recipe={"method": "lora", "learning_rate": 1e-3, "epochs": 1, "batch_size": 16, "at_once": 16},
     ),
     "paper": Profile(
         models=("qwen2.5-vl-7b", "qwen3-vl-8b", "internvl3-8b", "internvl3.5-8b"),
@@ -114,6 +129,11 @@ _PROFILES = {
         families={"referring expressions": ("refcoco", "refcoco+", "refcocog"), "place": ("refspatial",),
                   "question to box": ("toloka",)},
         n_universal=500, universal_ks=(1, 3, 5, 10, 20), n_elsewhere=200,
+        questions=("vaw-mcq", "spatial457", "spatialrgpt", "cv-bench", "mmstar", "countbenchqa", "mathvista"),
+        text_only="needle-text", n_questions=500,
+        dpo_models=("qwen2.5-vl-7b",), n_pairs_dpo=6000, n_dpo=1000, dpo_seeds=(0, 1, 2),
+        dpo_data={"refcoco-train": "refcoco", "refcoco+-train": "refcoco+", "refcocog-train": "refcocog"},
+        recipe={"method": "lora", "learning_rate": 1e-5, "epochs": 4, "batch_size": 16, "at_once": 1},
     ),
 }  # fmt: skip
 

@@ -693,6 +693,8 @@ def test_cross_task_names_what_fails_and_what_does_not_count():
     )
     assert found.interval == "smallest drop [-3.0, 7.0]; random drop 1.0 to 3.0 [2.0, 4.0]"
     assert found.difference == "2 of 3 (published 28 of 28); 1 not above the blind reader"
+    many = paper.CHECKS["cross-task"](tasks(*[KEPT] * 7)).ours
+    assert many.count("(drop 2.0, random 1.0)") == 5 and many.endswith("and 2 more")
     with pytest.raises(ValueError, match="measure above_blind_low in every row"):
         judge("cross-task", cells(SEEN[:3]).assign(blind=1.0))
     with pytest.raises(ValueError, match="one row per model and benchmark"):

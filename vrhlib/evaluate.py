@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -338,16 +339,18 @@ def causal_sweep(
     ks: Sequence[int],
     control_ks: Sequence[int],
     seeds: Sequence[int],
+    others: Mapping[str, HeadSet] = MappingProxyType({}),
     batch_size: int = 8,
 ) -> pd.DataFrame:
-    """Replies on several benchmarks with the first k of `heads` cut, for k of `ks` and `control_ks`; at the latter also
-    with both kinds of controls (see `groups`), drawn for each k from outside the k heads that are cut."""
-    frames = []
+    """Replies on several benchmarks with the first k of `heads` cut, and of each of `others`, for k of `ks` and
+    `control_ks`; at the latter also with both kinds of controls (see `groups`), drawn for each k from outside the k
+    heads that are cut."""
+    frames, cut = [], {"vrh": heads, **others}
     for samples in tests:
-        frames.append(sweep_replies(vlm, samples, {"vrh": heads}, sorted({*ks, *control_ks}), batch_size=batch_size))
+        frames.append(sweep_replies(vlm, samples, cut, sorted({*ks, *control_ks}), batch_size=batch_size))
         for k in control_ks:
-            cut = sweep_replies(vlm, samples, groups(heads.top(k), seeds), [k], batch_size=batch_size, short="skip")
-            frames.append(cut[~cut.condition.isin(["unmasked", "vrh"])])
+            drawn = sweep_replies(vlm, samples, groups(heads.top(k), seeds), [k], batch_size=batch_size, short="skip")
+            frames.append(drawn[~drawn.condition.isin(["unmasked", "vrh"])])
     return together(frames)
 
 
@@ -370,9 +373,10 @@ def cells(answers: pd.DataFrame, k: Mapping[str, int]) -> pd.DataFrame:
         beyond = _beyond(matched, cut) if len(matched) else Estimate(*(np.nan,) * 3, 0)
         rows.append({
             "model": model, "benchmark": benchmark, "k": k[model], "n": unmasked.n, "unmasked": unmasked.mean,
-            "vrh": accuracy(cut.outcome).mean, "drop": -vrh.change, "drop_low": -vrh.high, "drop_high": -vrh.low,
+            "vrh": accuracy(cut.outcome).mean, "drop": 0.0 - vrh.change, "drop_low": 0.0 - vrh.high,
+            "drop_high": 0.0 - vrh.low,
             "random_drop": random.mean, "random_drop_low": random.low, "random_drop_high": random.high,
-            "matched_drop": -float(changes.loc[changes.index == "layer_matched", "change"].mean()),
+            "matched_drop": 0.0 - float(changes.loc[changes.index == "layer_matched", "change"].mean()),
             "beyond_matched": beyond.mean, "beyond_matched_low": beyond.low, "beyond_matched_high": beyond.high,
             "unreadable": 100 * float(cut.outcome.isin(UNREADABLE).mean()),
         })  # fmt: skip

@@ -590,7 +590,8 @@ def _cross_task(cells: pd.DataFrame) -> Finding:
     )
     fail = [f"{c.model} on {c.benchmark} (drop {c.drop:.1f}, random {c.random_drop:.1f})"
             for c in able[~shows].itertuples()]  # fmt: skip
-    ours += f"; not: {', '.join(fail)}" if fail else ""
+    ours += f"; not: {', '.join(fail[:5])}" if fail else ""
+    ours += f" and {len(fail) - 5} more" if len(fail) > 5 else ""
     blind = [f"{c.model} on {c.benchmark}" for c in cells[cells.above_blind_low <= 0].itertuples()]
     ours += f"; not counted, not above the blind reader: {', '.join(blind)}" if blind else ""
     interval = (

@@ -50,7 +50,7 @@ def by_benchmark(table: pd.DataFrame, k: Mapping[str, int]) -> pd.DataFrame:
     `k[model]` heads; means over seeds, percent, NaN where nothing was cut."""
     at = table[(table.k == 0) | (table.k == table.model.map(k))]
     rows = at.pivot_table(index=["model", "condition"], columns="benchmark", values="accuracy", sort=False)
-    order = {c: i for i, c in enumerate(("blind", "unmasked", "random", "layer_matched", "vrh"))}
+    order = {c: i for i, c in enumerate(("blind", "unmasked", "random", "layer_matched", "vrh", "flip_q"))}
     models = list(dict.fromkeys(table.model))
     ranked = sorted(rows.index, key=lambda at: (models.index(at[0]), order.get(at[1], len(order))))
     return rows.loc[ranked, list(dict.fromkeys(at.benchmark))].rename_axis(columns=None).reset_index()

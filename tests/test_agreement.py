@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import fisher_exact
 
-from vrhlib.agreement import agreement, agreements, donors, grouped, overlaps, scatter, shared
+from vrhlib.agreement import agreement, agreements, changes, donors, grouped, overlaps, scatter, shared
 from vrhlib.heads import Head, HeadScores, HeadSet
 from vrhlib.paper import published_heads
 
@@ -429,3 +429,20 @@ def test_two_siblings_are_refused_since_one_of_them_would_be_lost():
     with pytest.raises(ValueError, match="a shares its backbone with b and c: choose one"):
         donors("a", scores, [("a", "b"), ("a", "c")])
     assert donors("a", {name: scores[name] for name in "ab"}, [("a", "b"), ("a", "c")]) == ({"borrowed": "b"}, [])
+
+
+def test_what_training_did_to_the_scores_is_told_head_by_head():
+    before = scored(np.array([[4.0, 3.0, 0.0], [2.0, 1.0, 0.0]]), "m")
+    same, other = scored(2 * before.values, "m"), scored(before.values[::-1].copy(), "m")
+    frame = changes(before, {"same": same, "other": other}, 2)
+    assert list(dict.fromkeys(frame.condition)) == ["same", "other"] and len(frame) == 12
+    for condition, after in (("same", same), ("other", other)):
+        own = frame[frame.condition == condition]
+        for row in own.itertuples():
+            assert (row.before, row.after) == (before.values[row.layer, row.head], after.values[row.layer, row.head])
+            assert row.top == ((row.layer, row.head) in [(0, 0), (0, 1)])
+        assert own.k.eq(2).all() and np.isclose(own.held_before.iloc[0], 0.7)
+    first = frame.groupby("condition", sort=False).first()
+    assert first.shared.to_dict() == {"same": 2, "other": 0} and np.isclose(first.spearman["same"], 1)
+    assert np.isclose(first.held_after["same"], 0.7) and np.isclose(first.held_after["other"], 0.3)
+    assert frame.attrs["runs"] == sorted({*before.runs, *same.runs, *other.runs})

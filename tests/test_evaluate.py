@@ -674,6 +674,31 @@ def test_a_causal_sweep_is_the_separate_sweeps_below_each_other(vlm, samples):
 
 
 @one_class
+def test_a_causal_sweep_cuts_other_lists_beside_the_heads(vlm, samples, scripted):
+    scripted(names_its_cut)
+    other = HeadSet(tuple(Head(*p) for p in [(2, 0), (0, 7)]), GRID, "other")
+    frame = evaluate.causal_sweep(vlm, [samples[:2]], RANKED, (), (2,), (0, 1), {"flip_q": other}, batch_size=2)
+    assert set(frame[frame.condition == "flip_q"].text) == {cut_of(other)}
+    plain = evaluate.causal_sweep(vlm, [samples[:2]], RANKED, (), (2,), (0, 1), batch_size=2)
+    pd.testing.assert_frame_equal(frame[frame.condition != "flip_q"].reset_index(drop=True), plain)
+
+
+@one_class
+def test_the_blind_reader_is_asked_the_same_about_grey(vlm, samples, monkeypatch):
+    seen = []
+    monkeypatch.setattr(evaluate, "generate", lambda vlm, batch, *a: seen.append(batch) or generate(vlm, batch, *a))
+    frame = evaluate.blind(vlm, [samples])
+    (batch,) = seen
+    assert all(np.asarray(s.image).min() == np.asarray(s.image).max() == 128 for s in batch.samples)
+    assert [s.image.size for s in batch.samples] == [s.image.size for s in samples]
+    assert frame.condition.unique().tolist() == ["blind"] and frame.benchmark.unique().tolist() == ["noise"]
+    assert frame.id.tolist() == [s.id for s in samples] and frame.image.tolist() == [s.image_key for s in samples]
+    plain = evaluate.unmasked(vlm, [samples[:2], samples[2:]])
+    assert plain.condition.unique().tolist() == ["unmasked"] and plain.id.tolist() == [s.id for s in samples]
+    assert len(plain.attrs["runs"]) == 2 and not set(plain.attrs["runs"]) & set(frame.attrs["runs"])
+
+
+@one_class
 def test_a_causal_sweep_leaves_layer_matched_controls_out_where_a_layer_is_empty(vlm, samples, scripted):
     scripted(names_its_cut)
     frame = evaluate.causal_sweep(vlm, [samples[:1]], CROWDED, (), (4, 6), seeds=(0,))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 from PIL import Image
 
 from vrhlib import figures, paper, store
@@ -167,6 +168,82 @@ def scattered(pairs: int = 4, heads: int = 80, k: int = 5, shared: int = 4) -> p
     return pd.concat(frames, ignore_index=True)
 
 
+TASKS = {
+    "scenes": "RefCOCO", "documents": "TextVQA", "icons-in-a-rather-long-name": "ScreenSpot-v2",
+    "clutter": "HR-Bench 4K", "pointing": "PixMo-Points", "counting": "TallyQA, complex questions", "needle": None,
+}  # fmt: skip
+
+
+def tasks(models=("nano-qwen2.5-vl", "nano-internvl3", "nano-qwen3-vl", "nano-internvl3.5"), benchmarks=TASKS):
+    """Four models on seven benchmarks: effects of every size, one cell at its blind floor, one task without a picture,
+    one cell that was not measured, and benchmarks without layer-matched heads or chance."""
+    rows = []
+    for i, model in enumerate(models):
+        for j, benchmark in enumerate(benchmarks):
+            if (i, j) == (1, 4):
+                continue
+            unmasked = 97.0 - 2 * i - 5 * j
+            vrh = min(max(3.0, 10.0 * i + 18.0 * j - 30.0), unmasked + j - 5)
+            blind = np.nan if benchmark == "needle" else unmasked - 1.5 if (i, j) == (2, 5) else 12.0 + 2 * j
+            drop, above = unmasked - vrh, unmasked - blind
+            random, matched = (0.6 + j, -1.4 + j, 2.6 + j), np.nan if j == 2 else 2.1 + i
+            chance = {"counting": 12.5, "clutter": 11.1 + i}.get(benchmark, np.nan)
+            n, effect = 200 if j < 4 else 96 + i, (unmasked, vrh, drop, drop - 6, drop + 6)
+            own = (model, benchmark, (2, 4, 5, 20)[i], n, *effect)
+            rows.append((*own, *random, matched, blind, chance, above, above - 7, above + 7))
+    frame = pd.DataFrame(rows, columns=list(figures.tasks.COLUMNS))
+    return frame.assign(like=frame.benchmark.map(TASKS))
+
+
+def cell(**changed) -> pd.DataFrame:
+    """One model on one benchmark, its differences recomputed."""
+    frame = tasks(["toy"], ["scenes"]).assign(**{"unmasked": 91.0, "vrh": 48.0, "blind": 12.0, "k": 4} | changed)
+    ends = {"drop_low": 34.0, "drop_high": 52.0, "random_drop": 0.6, "above_blind_low": 60.0}
+    frame = frame.assign(drop=frame.unmasked - frame.vrh, above_blind=frame.unmasked - frame.blind)
+    return frame.assign(**ends | changed)
+
+
+def trained(benchmarks=tuple(TASKS), seeds=3) -> pd.DataFrame:
+    """Gains on the benchmarks and their mean, single seeds and their mean; sft was not evaluated on the last one."""
+    rows = []
+    for j, benchmark in enumerate((*benchmarks, "mean of benchmarks")):
+        for condition, gain in (("dpo vrh", 2.4 - 0.3 * j), ("dpo random", 0.7 - 0.2 * j), ("sft", -1.0 + 0.3 * j)):
+            if (condition, benchmark) == ("sft", "needle"):
+                continue
+            about, n = (benchmark, condition), 1316 if benchmark.startswith("mean") else 200 - 4 * j
+            own = [gain + 0.5 * (seed - (seeds - 1) / 2) for seed in range(seeds)]
+            rows.append((*about, pd.NA, float(np.mean(own)), gain - 1.6, gain + 1.7, seeds, n, 85.7 - 3 * j))
+            rows += [(*about, seed, g, np.nan, np.nan, seeds, n, 85.7 - 3 * j) for seed, g in enumerate(own)]
+    columns = ["benchmark", "condition", "seed", "gain", "low", "high", "seeds", "n", "unmasked"]
+    return pd.DataFrame(rows, columns=columns).astype({"seed": "Int64"})
+
+
+def training_log(seeds=3) -> pd.DataFrame:
+    rows, rng = [], np.random.default_rng(0)
+    for condition, speed in (("dpo vrh", 1.0), ("dpo random", 0.6), ("sft", 0.8)):
+        for seed in range(seeds):
+            for step in range(5, 205, 5):
+                done = 1 - np.exp(-step * speed / 60)
+                noise = rng.normal(0, 0.02)
+                rewards = (
+                    (np.nan, np.nan) if condition == "sft" else (4 * done + noise * 5, 50 + 48 * done + noise * 50)
+                )
+                rows.append((condition, seed, step, 0.69 - 0.5 * done + noise, *rewards))
+    return pd.DataFrame(rows, columns=["condition", "seed", "step", "loss", "margin", "accuracy"])
+
+
+def changed_scores(conditions=("dpo vrh", "dpo random"), heads=80, k=5, moved=0) -> pd.DataFrame:
+    rng, frames = np.random.default_rng(0), []
+    for i, condition in enumerate(conditions):
+        before = np.sort(10 ** rng.uniform(-7, -0.5, heads))[::-1]
+        at = {"layer": np.arange(heads) // 8, "head": np.arange(heads) % 8}
+        facts = {"shared": k - moved, "k": k, "spearman": 0.99 - i / 10}
+        after = before * 10 ** rng.normal(0, 0.05 + 0.1 * i, heads)
+        own = {"condition": condition, **at, "before": before, "after": after, "top": np.arange(heads) < k}
+        frames.append(pd.DataFrame(own | facts))
+    return pd.concat(frames, ignore_index=True)
+
+
 def words_on(figure) -> list[str]:
     """Every text drawn inside or above the panels."""
     titles = [ax.get_title() for ax in figure.canvas.axes] + [figure.canvas.get_suptitle()]
@@ -219,6 +296,24 @@ EVERY = {
     "transfer": lambda: figures.transfer(transferred()),
     "benchmark_overlap": lambda: figures.benchmark_overlap(overlaps()),
     "score_scatter": lambda: figures.score_scatter(scattered()),
+    "cross_task": lambda: figures.cross_task(tasks()),
+    "gains": lambda: figures.gains(trained()),
+    "training_curves": lambda: figures.training_curves(training_log()),
+    "score_changes": lambda: figures.score_changes(changed_scores()),
+}
+# The same drawings at other sizes: one of everything, long names, what is missing.
+ONE_QUESTION = [("how many cats are there?", IMAGE, None, GRID, maps(0))]
+OTHERS = {
+    "cross_task of one cell": lambda: figures.cross_task(cell().drop(columns="like")),
+    "cross_task at its floor": lambda: figures.cross_task(cell(above_blind_low=-1.0, matched_drop=np.nan)),
+    "cross_task of long names": lambda: figures.cross_task(tasks(["somebody-elses/" * 4], ["a benchmark, " * 5, "b"])),
+    "gains of one seed": lambda: figures.gains(trained(["scenes"], 1).query("benchmark == 'scenes'")),
+    "gains of a mean": lambda: figures.gains(trained([]).assign(unmasked=np.nan, low=np.nan, high=np.nan)),
+    "training_curves of one seed": lambda: figures.training_curves(training_log(1)),
+    "training_curves of sft": lambda: figures.training_curves(training_log(1).query("condition == 'sft'")),
+    "score_changes of one condition": lambda: figures.score_changes(changed_scores(["another"], 784, 20, 3)),
+    "score_changes of three": lambda: figures.score_changes(changed_scores(figures.TRAINED, moved=1)),
+    "attention_maps without a box": lambda: figures.attention_maps(ONE_QUESTION),
 }
 
 
@@ -268,6 +363,12 @@ def test_every_figure_is_rebuilt_from_its_csv_with_torch_unimportable(tmp_path):
         assert (folder / f"{name}.again").read_bytes() == original, name
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_one_of_everything_and_what_is_missing_are_rebuilt_from_the_csv_too(name, tmp_path):
+    original = OTHERS[name]().save("it").png()
+    assert figures.rebuild(tmp_path / "figures" / "nano" / "it.csv").png() == original
+
+
 def test_rebuilding_reads_the_numbers_in_the_csv(tmp_path):
     figure = EVERY["accuracy_vs_k"]().save("curve")
     csv = tmp_path / "figures" / "nano" / "curve.csv"
@@ -309,6 +410,19 @@ def test_attention_panels_state_the_share_in_the_box():
         [("x", IMAGE, BOX, GRID, {"half": inside / inside.sum() + ~inside / (~inside).sum()})]
     )
     assert figure.frame.panel.iloc[0] == "half: 2.00\n50 % on tokens of the box"
+
+
+def test_a_question_without_a_referent_has_no_box_and_says_only_what_lies_on_the_picture():
+    looks = [("how many?", IMAGE, None, GRID, {"all 80 heads": np.full(24, 1.23 / 24), "rest": np.zeros(24)})]
+    looks.append(("the cat", IMAGE, BOX, GRID, {"all 80 heads": np.full(24, 0.1)}))
+    figure = figures.attention_maps(looks)
+    asked, rest, shown = figure.canvas.axes[:3]
+    assert asked.get_title() == "all 80 heads: 1.23 on the picture" and rest.get_title() == "rest: 0.00 on the picture"
+    assert "% on tokens of the box" in shown.get_title()
+    assert [len(ax.patches) for ax in (asked, rest, shown)] == [0, 0, 1]
+    assert asked.get_ylabel() == "how many?"
+    assert set(figure.frame[figure.frame["sample"] == 0].fact) == {"pixels", "text", "attention"}
+    assert set(figure.frame[figure.frame["sample"] == 1].fact) == {"pixels", "referent", "attention"}
 
 
 def test_a_map_without_attention_says_nothing_and_shares_the_scale_of_its_row():
@@ -538,6 +652,10 @@ NEEDED = {
     "transfer": (transferred, "run the ablations first"),
     "benchmark_overlap": (overlaps, "compare the top heads of the benchmarks first"),
     "score_scatter": (scattered, "compare the scores of two models first"),
+    "cross_task": (lambda: tasks().drop(columns="like"), "measure models on benchmarks, unmasked, ablated and blind"),
+    "gains": (trained, "evaluate the trained models first"),
+    "training_curves": (training_log, "train first, and keep the log of every seed"),
+    "score_changes": (changed_scores, "score the heads before and after training first"),
 }
 
 
@@ -755,3 +873,258 @@ def test_points_of_an_unknown_kind_or_another_number_than_shared_are_refused():
         figures.score_scatter(scattered().replace({"top": {"a": "first"}}))
     with pytest.raises(ValueError, match="nano-qwen2.5-vl and nano-internvl3 share 3 heads, .* marks 4 as both"):
         figures.score_scatter(scattered().assign(shared=3))
+
+
+def key_of(figure) -> str:
+    """What the legend says above its entries."""
+    return figure.canvas.legends[0].get_title().get_text().replace("\n", " ")
+
+
+def cells_of(figure) -> list[str]:
+    """Words of every cell, row by row."""
+    return [t.get_text() for t in figure.canvas.axes[0].texts]
+
+
+def test_a_cell_says_accuracies_change_controls_and_the_blind_floor():
+    figure = figures.cross_task(cell(n=96, chance=12.5))
+    assert cells_of(figure) == ["91.0 → 48.0\n−43.0* [−52, −34]\nrandom −0.6 · matched −2.1\nblind 12.0"]
+    ax = figure.canvas.axes[0]
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["scenes\nlike RefCOCO\nn=96, chance 12.5"]
+    assert [t.get_text() for t in ax.get_yticklabels()] == ["toy\n4 heads cut"]
+    words = key_of(figure)
+    assert "without as many random heads, layer-matched random heads (matched); blind: accuracy on grey" in words
+    assert words.endswith("*\u00a0where the 95 % interval excludes 0 (matched has none).")
+    assert not legend_of(figure), "nothing is hatched"
+    alone = figures.cross_task(cell(matched_drop=np.nan, random_drop=-0.3).drop(columns="like"))
+    assert cells_of(alone)[0].splitlines()[2] == "random +0.3" and "matched" not in key_of(alone)
+    assert [t.get_text() for t in alone.canvas.axes[0].get_xticklabels()] == ["scenes\nn=200"]
+    assert cells_of(figures.cross_task(cell(random_drop=np.nan, matched_drop=np.nan)))[0].count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    "vrh, low, high, words",
+    [
+        (48.0, 34.0, 52.0, "−43.0* [−52, −34]"),
+        (90.0, 0.3, 2.0, "−1.0* [−2, −0.3]"),
+        (90.0, 0.0, 2.0, "−1.0 [−2, 0]"),
+        (90.0, -0.7, 2.5, "−1.0 [−2, +1]"),
+        (95.0, -7.0, -0.2, "+4.0* [+0.2, +7]"),
+        (91.0, -2.0, 2.0, "+0.0 [−2, +2]"),
+    ],
+)
+def test_a_star_stands_in_a_cell_exactly_where_the_interval_excludes_zero(vrh, low, high, words):
+    assert cells_of(figures.cross_task(cell(vrh=vrh, drop_low=low, drop_high=high)))[0].splitlines()[1] == words
+
+
+@pytest.mark.parametrize("low, high, star", [(0.2, 9.0, "*"), (-9.0, -0.2, "*"), (0.0, 2.0, ""), (np.nan,) * 2 + ("",)])
+def test_random_heads_have_their_own_star(low, high, star):
+    figure = figures.cross_task(cell(random_drop_low=low, random_drop_high=high))
+    assert cells_of(figure)[0].splitlines()[2] == f"random −0.6{star} · matched −2.1"
+
+
+def test_cells_are_hatched_exactly_where_the_model_is_not_above_blind():
+    table = tasks()
+    figure, words = drawn("cross_task"), "not above blind"
+    ax = figure.canvas.axes[0]
+    rows = {(row.model, row.benchmark): row for row in table.itertuples()}
+    expected = [rows.get((m, b)) for m in dict.fromkeys(table.model) for b in TASKS]
+    patches = {tuple(np.add(p.get_xy(), 0.5)): p for p in ax.patches}
+    assert len(patches) == 27 and len(ax.texts) == 28
+    hatched = 0
+    for (y, x), row, text in zip(np.ndindex(4, 7), expected, ax.texts):
+        assert text.get_position() == (x, y)
+        if row is None:
+            assert (x, y) not in patches and text.get_text() == "not measured"
+            continue
+        floor = row.above_blind_low <= 0
+        hatched += floor
+        assert bool(patches[x, y].get_hatch()) == (words in text.get_text()) == floor
+        assert text.get_text().startswith(f"{row.unmasked:.1f} → {row.vrh:.1f}\n")
+    assert hatched == 1
+    assert legend_of(figure)[0].startswith("not above blind: ")
+    (line,) = [t for t in cells_of(figure) if words in t]
+    assert line == "68.0 → 68.0\nnot above blind\nblind 66.5\nabove it +1.5 [−6, +8]"
+    assert "no picture to hide" in cells_of(figure)[6] and "blind" not in cells_of(figure)[6]
+    touching = figures.cross_task(cell(above_blind_low=0.0)), figures.cross_task(cell(above_blind_low=0.1))
+    assert [bool(f.canvas.axes[0].patches[0].get_hatch()) for f in touching] == [True, False]
+
+
+def test_cells_are_darker_for_a_larger_drop_and_white_without_one():
+    table = pd.concat([
+        cell(benchmark=f"b{drop}", vrh=91.0 - drop, drop_low=drop - 1.0, above_blind_low=0.0 if drop == 90 else 60.0)
+        for drop in (-5, 0, 20, 40, 90)
+    ])  # fmt: skip
+    figure = figures.cross_task(table)
+    faces = [patch.get_facecolor()[:3] for patch in figure.canvas.axes[0].patches]
+    assert faces[:2] == [(1, 1, 1)] * 2, "no drop, no shade"
+    assert np.allclose(faces[3], to_rgb(figures.COLOUR["vrh"])), "the largest drop above the floor has the full colour"
+    assert np.allclose(faces[2], (np.array(faces[3]) + 1) / 2, atol=0.005), "and half of it half the colour"
+    assert np.allclose(faces[4], to_rgb(figures.COLOUR["not above blind"]))
+    assert "drop in accuracy" in figure.canvas.axes[1].get_xlabel() and figure.canvas.axes[1].get_xlim() == (0, 40)
+    assert len(figures.cross_task(table[[drop in ("b0", "b90") for drop in table.benchmark]]).canvas.axes) == 1
+    small = figures.cross_task(cell(vrh=90.6, drop_low=-1.0)).canvas.axes
+    assert small[1].get_xlim() == (0, 1) and small[0].patches[0].get_facecolor()[2] > 0.5, "under a point is no drop"
+
+
+def test_ink_has_contrast_on_any_shade():
+    assert [figures.style.ink_on(c) for c in ("white", "#D55E00", "#0072B2", "#6B2F00", "black")] == [
+        "black", "black", "white", "white", "white",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        (pd.concat([cell(), cell(benchmark="b", k=5)]), "Several k for toy: select the rows of one k"),
+        (pd.concat([cell(), cell()]), "toy on scenes has several rows: keep one"),
+        (cell(drop_low=np.nan), "toy on scenes has no drop_low: measure it, or leave its row out"),
+        (cell(drop=-43.0), r"toy on scenes: drop is -43.0 \[34.0, 52.0\], but unmasked - vrh is 43.0: give the diff"),
+        (cell(above_blind_low=np.nan), r"above_blind is 79.0 \[nan, .* but unmasked - blind is 79.0"),
+        (cell(above_blind=12.0), "above_blind is 12.0"),
+    ],
+)
+def test_cells_that_cannot_be_read_as_an_effect_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        figures.cross_task(table)
+
+
+def test_gains_are_bars_from_zero_with_their_interval_and_seeds_beside_them():
+    table, figure = trained(), drawn("gains")
+    (ax,) = figure.canvas.axes
+    labels = [t.get_text() for t in ax.get_xticklabels()]
+    assert labels[0] == "scenes\nuntrained 85.7" and labels[-1] == "mean of benchmarks\nuntrained 64.7"
+    assert len(labels) == 8 and "n=176–200 a benchmark" in ax.get_title()
+    assert ax.get_ylabel() == "gain over the untrained model (points)"
+    seeds = [line for line in ax.lines if line.get_marker() in ("o", "s", "D") and len(line.get_xdata())]
+    whiskers = [box[2][0].get_segments()[0] for box in ax.containers if hasattr(box, "has_yerr")]
+    for condition in figures.TRAINED:
+        bars = [box[0] for box in ax.containers if box.get_label().startswith(figures.LABEL[condition])]
+        own = table[table.condition == condition]
+        means = own[own.seed.isna()]
+        assert [bar.get_y() + bar.get_height() for bar in bars] == pytest.approx(means.gain.tolist())
+        assert {bar.get_hatch() for bar in bars} == {figures.HATCH.get(condition)}
+        assert {bar.get_facecolor()[:3] for bar in bars} == {to_rgb(figures.COLOUR[condition])}
+        mine, seeds = seeds[: len(bars)], seeds[len(bars) :]
+        ends, whiskers = whiskers[: len(bars)], whiskers[len(bars) :]
+        assert np.allclose([end[:, 1] for end in ends], means[["low", "high"]])
+        for benchmark, bar, line, end in zip(means.benchmark, bars, mine, ends):
+            assert list(line.get_ydata()) == own[(own.benchmark == benchmark) & own.seed.notna()].gain.tolist()
+            assert (line.get_marker(), line.get_markerfacecolor()) == (figures.MARKER[condition], "none")
+            assert line.get_xdata()[0] > bar.get_x() + bar.get_width(), "beside the bar, not on it"
+            assert np.allclose(end[:, 0], bar.get_x() + bar.get_width() / 2)
+    for looks in (figures.HATCH, figures.MARKER, figures.COLOUR, figures.DASH):
+        assert len({looks.get(c) for c in figures.TRAINED}) == 3
+    assert [t.get_text() for t in ax.texts] == ["not measured"], "sft on the last benchmark"
+    assert [list(line.get_ydata()) for line in ax.lines if line.get_color() == "black" and line.get_lw() == 0.9] == [
+        [0, 0]
+    ]
+    assert legend_of(figure) == [
+        "DPO, VRH negatives (mean of 3 seeds)", "DPO, random-head negatives (mean of 3 seeds)",
+        "fine-tuned on the chosen replies (SFT) (mean of 3 seeds)", "single seeds (open)",
+    ]  # fmt: skip
+
+
+def test_the_mean_of_benchmarks_stands_last_behind_a_line_wherever_its_rows_are():
+    table = trained(["b", "c"])
+    (ax,) = figures.gains(table.iloc[::-1]).canvas.axes
+    first, second, mean = ax.get_xticks()
+    assert [t.get_text().split("\n")[0] for t in ax.get_xticklabels()] == ["c", "b", "mean of benchmarks"]
+    (apart,) = [line.get_xdata()[0] for line in ax.lines if line.get_color() == "#777777"]
+    assert second + 0.5 < apart < mean - 0.5 and mean - second > second - first
+    for rest in ("benchmark == 'b'", "benchmark == 'mean of benchmarks'"):
+        assert not [
+            line for line in figures.gains(table.query(rest)).canvas.axes[0].lines if line.get_color() == "#777777"
+        ]
+
+
+def test_one_seed_is_called_one_and_a_mean_without_an_interval_has_no_whisker():
+    one = figures.gains(trained(["scenes"], 1))
+    assert legend_of(one)[0] == "DPO, VRH negatives (1 seed)"
+    bare = figures.gains(trained([]).assign(low=np.nan, high=np.nan, unmasked=np.nan)).canvas.axes[0]
+    assert not [box for box in bare.containers if hasattr(box, "has_yerr")]
+    assert [t.get_text() for t in bare.get_xticklabels()] == ["mean of benchmarks"]
+
+
+ONE = trained(["scenes"]).query("benchmark == 'scenes'")
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        (ONE.replace("sft", "ppo"), "No bar for ppo: conditions are dpo vrh, dpo random, sft"),
+        (ONE[ONE.seed.isna()], "dpo vrh on scenes has a mean without seeds: add a row for each seed"),
+        (ONE[ONE.seed.notna() | (ONE.condition != "sft")], "sft on scenes has seeds without a mean: add a row with"),
+        (pd.concat([ONE, ONE[ONE.seed.isna()]]), "dpo vrh on scenes has several rows for its mean or a seed"),
+        (pd.concat([ONE, ONE[ONE.seed == 1]]), "dpo vrh on scenes has several rows for its mean or a seed"),
+        (ONE[(ONE.seed != 2).fillna(True)], "dpo vrh on scenes is a mean of 3 seeds, but has rows for 2: add them"),
+        (ONE.assign(unmasked=np.arange(len(ONE)) * 1.0), "scenes has several untrained accuracies"),
+    ],
+)
+def test_gains_without_their_seeds_or_mean_are_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        figures.gains(table)
+
+
+def test_curves_are_means_over_seeds_and_sft_has_only_a_dotted_loss():
+    log, figure = training_log(), drawn("training_curves")
+    for ax, column in zip(figure.canvas.axes, ("loss", "margin", "accuracy")):
+        lines = {line.get_color(): line for line in ax.lines}
+        for condition, dash in (("dpo vrh", "-"), ("dpo random", "--"), ("sft", ":")):
+            if condition == "sft" and column != "loss":
+                assert figures.COLOUR[condition] not in lines
+                continue
+            own = log[log.condition == condition].groupby("step")[column]
+            line = lines[figures.COLOUR[condition]]
+            assert line.get_linestyle() == dash and np.allclose(line.get_ydata(), own.mean())
+            assert line.get_xdata().tolist() == list(range(5, 205, 5))
+        assert len(ax.collections) == len(ax.lines)
+        band = ax.collections[0].get_paths()[0].vertices
+        own = log[log.condition == "dpo vrh"].groupby("step")[column]
+        assert np.isclose(band[:, 1].max(), own.max().max()) and np.isclose(band[:, 1].min(), own.min().min())
+    assert legend_of(figure) == [
+        "DPO, VRH negatives (mean and range of 3 seeds)", "DPO, random-head negatives (mean and range of 3 seeds)",
+        "fine-tuned on the chosen replies (SFT) (mean and range of 3 seeds; its loss is another quantity)",
+    ]  # fmt: skip
+    one = figures.training_curves(training_log(1))
+    assert not any(ax.collections for ax in one.canvas.axes) and legend_of(one)[0] == "DPO, VRH negatives (1 seed)"
+    sft = OTHERS["training_curves of sft"]().canvas.axes
+    assert [[t.get_text() for t in ax.texts] for ax in sft] == [[], ["not measured"], ["not measured"]]
+
+
+@pytest.mark.parametrize(
+    "frame, message",
+    [
+        (training_log(1).replace("sft", "ppo"), "No line for ppo: conditions are dpo vrh, dpo random, sft"),
+        (training_log().assign(seed=0), "dpo vrh, seed 0: step 5 has two rows: select one training"),
+    ],
+)
+def test_logs_that_are_no_curves_are_refused(frame, message):
+    with pytest.raises(ValueError, match=message):
+        figures.training_curves(frame)
+
+
+def test_heads_after_training_stand_against_themselves_before():
+    frame = changed_scores()
+    figure = figures.score_changes(frame)
+    for (condition, own), ax in zip(frame.groupby("condition", sort=False), figure.canvas.axes):
+        same, others, top = ax.lines
+        assert same.get_xdata().tolist() == same.get_ydata().tolist() == list(ax.get_xlim()) == list(ax.get_ylim())
+        for line, rows in ((others, own[~own.top]), (top, own[own.top])):
+            expected = rows[["before", "after"]].clip(lower=figures.FLOOR)
+            assert line.get_xydata().tolist() == expected.values.tolist() and line.get_fillstyle() == "full"
+        assert (top.get_color(), top.get_marker()) == (figures.COLOUR["vrh"], "o") and others.get_marker() == "."
+        assert ax.get_title().startswith(f"{figures.LABEL[condition]}:\n5 of 5 shared, Spearman 0.")
+        assert ax.get_xscale() == ax.get_yscale() == "log" and ax.get_xlim()[0] < figures.FLOOR
+        assert sorted(t.get_text() for t in ax.texts) == [f"L0H{i}" for i in range(5)]
+    assert ax.get_xlabel() == "head score before training\n(below 1e-6 drawn there)"
+    assert ax.get_ylabel() == "head score after training\n(below 1e-6 drawn there)"
+    assert legend_of(figure) == ["no change", "other heads", "top heads before training"]
+    (ax,) = OTHERS["score_changes of one condition"]().canvas.axes
+    assert ax.get_title() == "another:\n17 of 20 shared, Spearman 0.99" and not ax.texts
+
+
+def test_changes_of_two_trainings_in_one_panel_and_other_top_heads_than_k_are_refused():
+    with pytest.raises(ValueError, match="dpo vrh has several values of shared, spearman: select the rows of one seed"):
+        figures.score_changes(pd.concat([changed_scores(), changed_scores().assign(shared=2, spearman=0.5)]))
+    with pytest.raises(ValueError, match="Column top marks 5 heads of dpo vrh, not k=4: mark the top k"):
+        figures.score_changes(changed_scores().assign(k=4))

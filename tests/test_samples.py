@@ -12,7 +12,7 @@ from vrhlib.benchmarks import answering, grounding
 from vrhlib.boxes import Box, TokenGrid
 from vrhlib.nano import scenes
 from vrhlib.nano.benchmarks import BENCHMARKS
-from vrhlib.samples import Sample, Samples
+from vrhlib.samples import Lost, Sample, Samples, joined
 
 SIZES = {"detect": 500, "test": 1500, "dev": 300}
 
@@ -450,3 +450,19 @@ def test_another_right_answer_is_another_sample():
 def test_a_span_outside_its_context_is_refused():
     with pytest.raises(ValueError, match="no characters of its context"):
         Sample("a", None, "text", "What?", answer="x", task="answer", context="one two", span=(4, 9))
+
+
+def test_joined_samples_keep_what_was_lost_and_noted():
+    one = Samples("one", "train", [sample("a")], "hub one", [Lost("x", "gone")], {"left out": 2}, 40)
+    two = Samples("two", "train", [sample("b"), sample("c")], "hub two", (), {"left out": 1, "clipped": 3}, 60)
+    both = joined("both", [one, two])
+    assert [s.id for s in both] == ["a", "b", "c"] and both.split == "train" and both.benchmark == "both"
+    assert both.lost == one.lost and both.notes == {"left out": 3, "clipped": 3}
+    assert both.origin == "hub one; hub two" and both.max_new_tokens == 60
+    assert joined("x", [one, Samples("t", "train", [sample("b")])]).max_new_tokens is None, "the model's own limit"
+    with pytest.raises(ValueError, match="join one split .* not test, train"):
+        joined("both", [one, Samples("t", "test", [sample("b")])])
+    with pytest.raises(ValueError, match="not none"):
+        joined("both", [])
+    with pytest.raises(ValueError, match="repeats the sample id 'a'"):
+        joined("both", [one, one])

@@ -192,7 +192,8 @@ def held(shape: Shape, method: str, sequences: int, tokens: int, checkpointing: 
         num_key_value_heads=shape.kv_heads, intermediate_size=shape.mlp, vocab_size=shape.vocab,
     )  # fmt: skip
     config = Qwen3Config(**sizes, head_dim=shape.head_dim) if shape.qk_norm else Qwen2Config(**sizes)
-    backbone = AutoModel.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
+    dtype = torch.float32 if method == "full" else torch.bfloat16
+    backbone = AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")
     model = backbone
     if method == "lora":
         model = get_peft_model(backbone, LoraConfig(r=2, target_modules=r".*\.(q_proj|k_proj|v_proj|o_proj)"))
@@ -219,19 +220,28 @@ def held(shape: Shape, method: str, sequences: int, tokens: int, checkpointing: 
 def test_a_step_holds_what_is_said_and_no_more(method, qk_norm, changed):
     """To 7 percent. (The head and the vision tower, which this model has not, are tested below.)"""
     shape = replace(WIDE, qk_norm=qk_norm, **changed)
-    said = 2 * training._text_kept(shape, 200) + 2 * 200 * training._layer(shape, 200)
+    said = 2 * size_of(method) * training._states(shape, 200) + 2 * 200 * training._layer(shape, 200)
+    if method == "full":  # a layer's weights in bfloat16, which autocast makes: of the weights, not the activations
+        said += training.BF16 * training._layer_parameters(shape)
     assert 0.93 * said <= held(shape, method, 2, 200)[1] <= said
 
 
-def test_checkpoints_are_one_hidden_state_a_layer_and_token():
+def size_of(method: str) -> int:
+    return training.FP32 if method == "full" else training.BF16
+
+
+@pytest.mark.parametrize("method", training.METHODS)
+def test_checkpoints_are_one_hidden_state_a_layer_and_token(method):
     """After the forward pass; and without checkpointing, each layer keeps its inside: what is said is not said of any
     training whatever."""
-    state = 2 * 100 * WIDE.hidden * 2  # bytes of a hidden state of two sequences
-    few, many = (held(replace(WIDE, layers=n), "full", 2, 100)[0] for n in (4, 12))
-    assert (many - few) / 8 == pytest.approx(state, rel=0.05)
-    assert 2 * (training._text_kept(replace(WIDE, layers=12), 100) - training._text_kept(WIDE, 100)) == 4 * state
-    few, many = (held(replace(WIDE, layers=n), "full", 2, 100, checkpointing=False)[0] for n in (4, 12))
-    assert (many - few) / 8 > 10 * state
+    state = 2 * 100 * WIDE.hidden * size_of(method)  # bytes of a hidden state of two sequences
+    weights = training.BF16 * training._layer_parameters(WIDE) if method == "full" else 0  # that autocast makes
+    few, many = (held(replace(WIDE, layers=n), method, 2, 100)[0] for n in (4, 12))
+    assert (many - few) / 8 - weights == pytest.approx(state, rel=0.1)
+    more, less = (training.activations(replace(WIDE, layers=n), method, 2, 100, 1) for n in (12, 4))
+    assert more - less == 8 * state
+    few, many = (held(replace(WIDE, layers=n), method, 2, 100, checkpointing=False)[0] for n in (4, 12))
+    assert (many - few) / 8 - weights > 5 * state
 
 
 @pytest.mark.parametrize("kind", tiny.CLASSES)
@@ -240,6 +250,7 @@ def test_the_vision_towers_checkpoints_are_kept_whether_it_is_trained_or_not(sma
     from vrhlib import load_vlm
 
     model = small(kind)
+    model = model.float() if method == "full" else model
     batch = load_vlm(model.config._name_or_path, device="cpu").prepare(tiny.samples()[:2]).tensors
     inner = model
     if method == "lora":
@@ -263,7 +274,9 @@ def test_the_vision_towers_checkpoints_are_kept_whether_it_is_trained_or_not(sma
     # one a layer, of the tower's width, for each patch and, at most, one token more a tile
     width, grid = sizes[0].shape[-1], batch.get("image_grid_thw")
     patches = int(grid.prod(-1).sum()) if grid is not None else len(batch["pixel_values"]) * 17
-    assert sizes[0].nbytes == patches * width * training.BF16
+    # (Qwen's towers keep what autocast gives them, which is bfloat16; what is said is then too much, by 0.3 GB.)
+    size = training.BF16 if kind.startswith("qwen") else size_of(method)
+    assert [state.nbytes for state in sizes] == [patches * width * size] * len(blocks)
     tokens = int((batch["input_ids"] == inner.config.image_token_id).sum())
     assert patches == tokens * training.PATCHES + (0 if grid is not None else len(batch["pixel_values"]))
 
@@ -281,8 +294,9 @@ def test_trls_head_holds_tiles_and_the_gradient_of_a_trained_head(method):
     assert chunked_logprob.TOKEN_CHUNK_SIZE == training.HEAD_TOKENS
     assert utils._CHUNKED_LOGPROB_CHUNK_SIZE == training.HEAD_COLUMNS
     reply, shape = 6, Shape(1, 16, 1, 1, 16, 16, 70_000, False, False, (0, 0), 0)
-    state = torch.randn(reply, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
-    head = torch.randn(shape.vocab, shape.hidden, dtype=torch.bfloat16, requires_grad=method == "full")
+    dtype = torch.float32 if method == "full" else torch.bfloat16
+    state = torch.randn(reply, shape.hidden, dtype=dtype, requires_grad=True)
+    head = torch.randn(shape.vocab, shape.hidden, dtype=dtype, requires_grad=method == "full")
     targets = torch.arange(reply)
     made = []
 
@@ -292,14 +306,16 @@ def test_trls_head_holds_tiles_and_the_gradient_of_a_trained_head(method):
             made.extend((tuple(t.shape), t.dtype) for t in tree_leaves(out) if isinstance(t, torch.Tensor))
             return out
 
-    chosen = chunked_logprob.ChunkedLogProbFunction.apply(
-        state, head, None, targets, 1.0, training.HEAD_COLUMNS, None, 1.0, ("log_probs",)
-    )[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        chosen = chunked_logprob.ChunkedLogProbFunction.apply(
+            state, head, None, targets, 1.0, training.HEAD_COLUMNS, None, 1.0, ("log_probs",)
+        )[0]
     with Made():
         chosen.sum().backward()
     gradient = (shape.vocab, shape.hidden)
     expected = {((reply, training.HEAD_COLUMNS), torch.bfloat16), ((reply, shape.hidden), torch.float32)}
-    expected |= {(gradient, torch.float32), (gradient, torch.bfloat16)} if method == "full" else set()
+    rows = ((training.HEAD_COLUMNS, shape.hidden), torch.bfloat16)  # of a float32 head
+    expected |= {(gradient, torch.float32), rows} if method == "full" else set()
     assert expected <= set(made)
     assert method == "full" or not [m for m in made if m[0] == gradient and m[1] == torch.float32]
     assert not [m for m in made if m[0] == (reply, shape.vocab)], "all logits at once"
@@ -313,7 +329,8 @@ def test_the_head_and_a_layer_are_not_held_together():
     small = replace(shape, vocab=1000)
     kept = training.activations(small, "lora", *long) - 2 * 3516 * training._layer(small, 3516)
     assert training.activations(shape, "lora", *long) == training.activations(small, "lora", *long)
-    assert training.activations(shape, "full", *long) == kept + training._head(shape, "full", 256)
+    assert training._head(shape, "full", 256) > 2 * 3516 * training._layer(shape, 3516)
+    assert training.activations(shape, "full", *long) == 2 * kept + training._head(shape, "full", 256)
     assert training.activations(shape, "full", *long) > training.activations(shape, "lora", *long)
 
 
@@ -327,9 +344,7 @@ def test_memory_adds_up(name):
     assert [f.name for f in fields(full)][:2] == ["parameters", "trained"]
     assert (full.parameters, full.trained) == (shape.total, shape.total)
     assert (lora.parameters, lora.trained) == (shape.total, training.lora_parameters(shape, 16))
-    assert full.states == pytest.approx(
-        20 * shape.total / 1e9
-    )  # weights twice, reference, gradients, states
+    assert full.states == pytest.approx(20 * shape.total / 1e9)  # weights twice, reference, gradients, states
     assert lora.states == pytest.approx((2 * shape.total + 16 * lora.trained) / 1e9)
     assert (full.reference, lora.reference) == (pytest.approx(full.weights / 3), 0)
 
@@ -366,8 +381,9 @@ def test_the_papers_recipe_fits_no_card_of_48_gb_and_adapters_fit_all():
     header, rows = training.memory_rows(REAL)
     assert header[-1] == "on 48 GB" and len(rows) == 2 * len(REAL) and {len(row) for row in rows} == {len(header)}
     for model, recipe, *_, verdict in rows:
-        assert verdict == ("needs 5 x 48 GB (sharded)" if recipe == "full" else "fits"), model
-    assert training.memory("qwen2.5-vl-7b", "full").total == pytest.approx(171.7, abs=0.05)
+        number = 6 if model == "internvl3.5-8b" else 5
+        assert verdict == (f"needs {number} x 48 GB (sharded)" if recipe == "full" else "fits"), model
+    assert training.memory("qwen2.5-vl-7b", "full").total == pytest.approx(171.3, abs=0.05)
     assert training.memory("internvl3.5-8b", "lora").total == pytest.approx(25.0, abs=0.1)
     assert "10,092,544" in plan.table(header, rows)
 
@@ -380,9 +396,9 @@ def test_the_table_says_when_fewer_pairs_fit_and_when_nothing_does():
     assert 1 < len(fitting) < 8
     assert verdicts("internvl3-8b", pairs=8)[1] == f"fits with {fitting[-1]} pairs at once"
     assert verdicts("internvl3-8b", pairs=fitting[-1])[1] == "fits"
-    few = "needs 5 x 48 GB (sharded) with 1 pair at once"
+    few = "needs 6 x 48 GB (sharded) with 1 pair at once"
     assert verdicts("internvl3.5-8b", pairs=8)[0] == few
-    assert [training.cards("internvl3.5-8b", "full", pairs=n) for n in (1, 2, 3)] == [5, 6, 7]
+    assert [training.cards("internvl3.5-8b", "full", pairs=n) for n in (1, 2, 3)] == [6, 8, 12]
     assert verdicts("internvl3-8b", pairs=1, tokens=40_000)[1] == "too small for one pair"
     assert verdicts("qwen3-vl-8b", card_gb=141) == ["needs 2 x 141 GB (sharded)", "fits"]
 
@@ -415,7 +431,7 @@ def test_a_run_that_is_too_large_is_refused_with_what_helps():
     need = training.memory("qwen2.5-vl-7b", "full").total
     training.refuse_if_too_large("qwen2.5-vl-7b", "full", need)
     with pytest.raises(
-        MemoryError, match=r"needs 171\.7 GB .* and 47\.0 GB are free.*RECIPE=method=lora.* 19\.6 GB"
+        MemoryError, match=r"needs 171\.3 GB .* and 47\.0 GB are free.*RECIPE=method=lora.* 19\.6 GB"
     ) as full:
         training.refuse_if_too_large("qwen2.5-vl-7b", "full", 47.0)
     assert "fewer pairs" not in str(full.value)  # there is one already

@@ -289,7 +289,7 @@ def _train(vlm: VLM, by_id: Mapping[str, Sample], pairs: pd.DataFrame, recipe: R
         trainer = DPOTrainer(
             model=model, ref_model=reference, args=_settings(vlm, recipe, steps_folder, len(pairs)),
             train_dataset=table, processing_class=vlm.processor, peft_config=lora if recipe.method == "lora" else None,
-            data_collator=_collator(vlm, by_id), callbacks=[_progress(f"{vlm.name}: {recipe.loss} on {name}")],
+            data_collator=_collator(vlm, by_id), callbacks=[_progress(f"{vlm.name}: {name}, seed {recipe.seed}")],
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
         trainer.processing_class = vlm.tokenizer  # goes into checkpoints; a processor without a video part cannot
@@ -441,7 +441,8 @@ def tuned(vlm: VLM, policy: Policy) -> Iterator[VLM]:
     from peft import PeftModel
 
     with _unchanged(vlm.model):
-        PeftModel.from_pretrained(vlm.model, policy.folder / "lora", is_trainable=False)
+        with _quiet():
+            PeftModel.from_pretrained(vlm.model, policy.folder / "lora", is_trainable=False)
         yield replace(vlm, revision=revision)
 
 

@@ -119,12 +119,17 @@ def _missing(chunk: Samples, stored: Mapping) -> list[str]:
     return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
 
 
-def blind(vlm: VLM, tests: Iterable[Samples], batch_size: int = 8) -> pd.DataFrame:
+def unmasked(vlm: VLM, tests: Iterable[Samples], batch_size: int = 64) -> pd.DataFrame:
+    """Replies of the model as it is on several benchmarks; alone, so in larger batches than a sweep's."""
+    return together(replies(vlm, samples, {UNMASKED: None}, batch_size) for samples in tests)
+
+
+def blind(vlm: VLM, tests: Iterable[Samples], batch_size: int = 64) -> pd.DataFrame:
     """Unmasked replies to the same questions about grey pictures, as condition `blind` of the same benchmark: what can
     be answered without looking. Columns as in `replies`."""
     frames = []
     for samples in tests:
-        grey = replies(vlm, samples.blind(), {UNMASKED: None}, batch_size)
+        grey = unmasked(vlm, [samples.blind()], batch_size)
         seen = dict(zip((s.id for s in samples), (s.image_key for s in samples)))
         frames.append(grey.assign(condition="blind", benchmark=samples.benchmark, image=grey.id.map(seen)))
     return together(frames)

@@ -139,16 +139,18 @@ def activations(shape: Shape, method: Method, sequences: int, tokens: int, reply
     or one recomputed layer.
 
     The vision tower's checkpoints are kept under LoRA too, though nothing is trained there: gradients are asked of the
-    embeddings of every submodel (`enable_input_require_grads`).
+    embeddings of every submodel (`enable_input_require_grads`). Hidden states are in the dtype of the model that is
+    trained, float32 in full, where autocast gives the projections bfloat16 ones.
     """
     patches = PATCHES * max(0, tokens - TEXT - reply)
-    kept = sequences * (_text_kept(shape, tokens) + shape.vision[0] * shape.vision[1] * patches * BF16)
+    size = FP32 if method == "full" else BF16
+    kept = sequences * size * (_states(shape, tokens) + shape.vision[0] * shape.vision[1] * patches)
     return kept + max(sequences * tokens * _layer(shape, tokens), _head(shape, method, sequences * reply))
 
 
-def _text_kept(shape: Shape, tokens: int) -> int:
-    """The hidden state before every layer; the last norm keeps it in float32, before and after in bfloat16."""
-    return (shape.layers + 4) * shape.hidden * tokens * BF16
+def _states(shape: Shape, tokens: int) -> int:
+    """Numbers in the hidden states before every layer, and in those that the last norm keeps."""
+    return (shape.layers + 4) * shape.hidden * tokens
 
 
 def _layer(shape: Shape, tokens: int) -> int:
@@ -165,9 +167,10 @@ def _layer(shape: Shape, tokens: int) -> int:
 
 def _head(shape: Shape, method: Method, reply: int) -> int:
     """Of replies alone, and in tiles, as `trl.kernels.ChunkedLogProbFunction` goes backwards; gradients are summed in
-    float32. That of a trained head is then copied to bfloat16 and added to the one of the passes before."""
+    float32. A trained head is float32, too: its rows are copied to bfloat16 tile by tile, and its new gradient stands
+    beside that of the passes before."""
     tile, hidden = min(reply, HEAD_TOKENS) * HEAD_COLUMNS * BF16, reply * shape.hidden * FP32
-    return tile + hidden + (shape.vocab * shape.hidden * (FP32 + BF16) if method == "full" else 0)
+    return tile + hidden + (shape.hidden * (shape.vocab * FP32 + HEAD_COLUMNS * BF16) if method == "full" else 0)
 
 
 # ---------------------------------------------------------------- whether it fits

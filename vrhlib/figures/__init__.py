@@ -6,7 +6,8 @@ the same on every page and legible without colour: ablating VRHs is vermillion w
 heads are grey with a band, layer-matched random heads are blue and dashed, the unmasked model is black.
 
 A module holds the figures of one kind: `scores`, `overlaps`, `conditions` (side by side at one k), `sweeps` (over k),
-`detection` (what it needs), `pictures`, `views` (for the widgets). `style`, `checks` and `output` serve them all.
+`tasks` (models x benchmarks), `detection` (what it needs), `training` (what it changes), `pictures`, `views` (for the
+widgets). `style`, `checks` and `output` serve them all.
 """
 
 from vrhlib.figures.conditions import OUTCOMES, VARIANTS, ablation_by_model, outcomes, variants
@@ -21,23 +22,28 @@ from vrhlib.figures.scores import (
     area_dependence,
     head_map,
     head_maps,
+    score_changes,
     score_scatter,
     sorted_scores,
     sparsity,
 )
 from vrhlib.figures.style import COLOUR, CONDITIONS, DASH, HATCH, LABEL, MARKER
 from vrhlib.figures.sweeps import accuracy_vs_k, prior_methods, transfer, universality
+from vrhlib.figures.tasks import cross_task
+from vrhlib.figures.training import TRAINED, gains, training_curves
 from vrhlib.figures.views import ablation_view, design_view, refused
 
 __all__ = [
     "COLOUR", "CONDITIONS", "DASH", "HATCH", "LABEL", "MARKER",
     "Figure", "markdown", "rebuild", "save_table", "shown", "use_profile",
     "BANDS", "FLOOR", "IN_LISTS",
-    "area_dependence", "head_map", "head_maps", "score_scatter", "sorted_scores", "sparsity",
+    "area_dependence", "head_map", "head_maps", "score_changes", "score_scatter", "sorted_scores", "sparsity",
     "benchmark_overlap", "method_overlap", "published_heads",
     "OUTCOMES", "VARIANTS", "ablation_by_model", "outcomes", "variants",
     "accuracy_vs_k", "prior_methods", "transfer", "universality",
+    "cross_task",
     "cost", "few_samples", "one_token",
+    "TRAINED", "gains", "training_curves",
     "attention_maps", "before_after", "example", "reply_rows",
     "ablation_view", "design_view", "refused",
 ]  # fmt: skip

@@ -19,7 +19,9 @@ from vrhlib.figures.style import (
     n_of,
     not_measured,
     seeds_of,
+    signed,
     stacked_bars,
+    star,
     subplots,
 )
 
@@ -116,8 +118,7 @@ def _variant_bar(ax, x: int, condition: str, rows: pd.DataFrame) -> None:
     row = rows.iloc[0]
     if condition in ("random", "layer_matched", "vrh") or pd.isna(row.change):
         return
-    star = "*" if row.change_low > 0 or row.change_high < 0 else ""
-    words = f"{round(row.change, 1) + 0.0:+.1f}{star}".replace("-", "−")
+    words = signed(row.change) + star(row.change_low, row.change_high)
     behind = {"boxstyle": "square,pad=0.1", "fc": "white", "ec": "none", "alpha": 0.85}
     ax.text(x, high + 2.5, words, ha="center", fontsize=8, bbox=behind)
 

@@ -68,23 +68,32 @@ def _draw_example(frame: pd.DataFrame) -> Canvas:
     return canvas
 
 
-def attention_maps(looks: Sequence[tuple[str, Image.Image, Box, TokenGrid, Mapping[str, np.ndarray]]]) -> Figure:
+def attention_maps(
+    looks: Sequence[tuple[str, Image.Image, Box | None, TokenGrid, Mapping[str, np.ndarray]]],
+) -> Figure:
     """Attention over images: a row per sample (text, image, referent, grid, maps), a panel per map (values [V]).
 
-    The panels of a row share one colour scale, and each says which share of its attention lies in the referent's box.
+    The panels of a row share one colour scale, and each says which share of its attention lies in the referent's box;
+    of a question without a referent (None) it says the attention on the picture and no more.
     """
     rows = []
     for i, (text, image, box, grid, maps) in enumerate(looks):
-        inside = grid.tokens_in(box)
         for title, values in maps.items():
-            mass, total = values[inside].sum(), values.sum()
-            share = (
-                f"{100 * mass / total:.0f} % on tokens of the box" if total > 1e-3 else "no attention on the picture"
-            )
-            panel = f"{title}: {total:.2f}\n{share}"
-            facts = picture_rows(panel, image) + [box_row(panel, "referent", box, text)]
+            panel = f"{title}: {_looked(values, None if box is None else grid.tokens_in(box))}"
+            asked = {"panel": panel, "fact": "text", "text": text}
+            facts = picture_rows(panel, image) + [asked if box is None else box_row(panel, "referent", box, text)]
             rows += [fact | {"sample": i} for fact in facts + _value_rows(panel, grid.picture(values))]
     return draw("attention_maps", pd.DataFrame(rows))
+
+
+def _looked(values: np.ndarray, inside: np.ndarray | None) -> str:
+    """How much attention lies on the picture, and which share of it on the tokens of the box if there is one."""
+    total = values.sum()
+    if inside is None:
+        return f"{total:.2f} on the picture"
+    if total <= 1e-3:
+        return f"{total:.2f}\nno attention on the picture"
+    return f"{total:.2f}\n{100 * values[inside].sum() / total:.0f} % on tokens of the box"
 
 
 def reply_rows(
@@ -119,7 +128,7 @@ def _draw_attention_maps(frame: pd.DataFrame) -> Canvas:
         style = {"cmap": "magma", "alpha": 0.65, "interpolation": "nearest", "vmin": 0, "vmax": max(top[sample], 1e-3)}
         shown = ax.imshow(heat, extent=(0, width, height, 0), **style)
         show_boxes(ax, facts)
-        words = facts.loc[facts.fact == "referent", "text"].iloc[0]
+        words = facts.loc[facts.fact.isin(["referent", "text"]), "text"].iloc[0]
         ax.set_title(title, fontsize=8)
         if i % cols == 0 and (rows == 1 or frame["sample"].nunique() > 1 or i == 0):
             ax.set_ylabel("\n".join(textwrap.wrap(words, 24)), fontsize=8)

@@ -263,36 +263,53 @@ def score_scatter(frame: pd.DataFrame) -> Figure:
 
 @drawing("score_scatter")
 def _draw_score_scatter(frame: pd.DataFrame) -> Canvas:
-    pairs = list(frame.groupby(["a", "b"], sort=False))
-    cols = 2 if len(pairs) == 4 else min(3, len(pairs))
-    rows = -(-len(pairs) // cols)
-    canvas, axes = subplots(max(4.1 * cols, 4.6), 4.1 * rows + 0.7, rows, cols)
-    scores = frame[["x", "y"]].clip(lower=FLOOR).to_numpy()
-    for (_, own), ax in zip(pairs, axes.flat):
-        ax.set(xscale="log", yscale="log", xlim=(scores.min() / 1.8, scores.max() * 2))
-        ax.set(ylim=ax.get_xlim(), box_aspect=1)
+    pairs = [own for _, own in frame.groupby(["a", "b"], sort=False)]
+    canvas, axes = _square_panels(len(pairs), frame)
+    for own, ax in zip(pairs, axes.flat):
         _scatter_panel(ax, own)
-    for ax in axes.flat[len(pairs) :]:
-        ax.set_axis_off()
     legend_above(canvas, axes)
     return canvas
+
+
+def _square_panels(panels: int, scores: pd.DataFrame) -> tuple[Canvas, np.ndarray]:
+    """Square panels with the same log axes, down to the floor, that hold the scores (columns x and y)."""
+    cols = 2 if panels == 4 else min(3, panels)
+    rows = -(-panels // cols)
+    canvas, axes = subplots(max(4.1 * cols, 4.6), 4.1 * rows + 0.7, rows, cols)
+    values = scores[["x", "y"]].clip(lower=FLOOR).to_numpy()
+    for ax in axes.flat[:panels]:
+        ax.set(xscale="log", yscale="log", xlim=(values.min() / 1.8, values.max() * 2))
+        ax.set(ylim=ax.get_xlim(), box_aspect=1)
+    for ax in axes.flat[panels:]:
+        ax.set_axis_off()
+    return canvas, axes
 
 
 def _scatter_panel(ax, own: pd.DataFrame) -> None:
     first = own.iloc[0]
     for zorder, (top, rows) in enumerate([(top, own[own.top == top]) for top in IN_LISTS], start=2):
-        if len(rows):
-            style = {"color": COLOUR[top], "marker": MARKER[top], "ms": 4 if top == "neither" else 6, "ls": "none"}
-            style |= {"fillstyle": "none" if top in ("a", "b") else "full", "label": LABEL[top], "zorder": zorder}
-            ax.plot(rows.x.clip(lower=FLOOR), rows.y.clip(lower=FLOOR), **style)
+        _points(ax, rows, top, "none" if top in ("a", "b") else "full", LABEL[top], zorder)
     both = own[own.top == "both"]
     if len(both) <= 6:
         _names_beside(ax, both)
-    for name, model, values in (("x", first.a, own.x), ("y", first.b, own.y)):
-        floor = f"\n{_ON_FLOOR}" if (values < FLOOR).any() else ""
-        ax.set(**{f"{name}label": f"head score in {model}{floor}"})
+    _score_axes(ax, own, f"head score in {first.a}", f"head score in {first.b}")
     words = f"{first.relation}, {n_of(own)}\nshared {first.shared:.0f} of {first.k:.0f}, Spearman {first.spearman:.2f}"
     ax.set_title(f"{first.a} and {first.b}\n{words}")
+
+
+def _points(ax, rows: pd.DataFrame, look: str, fill: str, label: str, zorder: int) -> None:
+    """Heads at their two scores x and y, those below the floor on it."""
+    if len(rows):
+        style = {"color": COLOUR[look], "marker": MARKER[look], "ms": 4 if look == "neither" else 6, "ls": "none"}
+        style |= {"fillstyle": fill, "label": label, "zorder": zorder}
+        ax.plot(rows.x.clip(lower=FLOOR), rows.y.clip(lower=FLOOR), **style)
+
+
+def _score_axes(ax, own: pd.DataFrame, x: str, y: str) -> None:
+    """What stands on the axes of x and y, and that the floor holds smaller scores if there are any."""
+    for name, words in (("x", x), ("y", y)):
+        floor = f"\n{_ON_FLOOR}" if (own[name] < FLOOR).any() else ""
+        ax.set(**{f"{name}label": f"{words}{floor}"})
 
 
 def _names_beside(ax, heads: pd.DataFrame) -> None:
@@ -308,3 +325,40 @@ def _names_beside(ax, heads: pd.DataFrame) -> None:
         line = {"arrowstyle": "-", "lw": 0.5, "color": "#555555", "shrinkA": 0, "shrinkB": 2}
         where = {"xytext": (1.02, height), "textcoords": "axes fraction", "va": "center", "fontsize": 7.5}
         ax.annotate(f"L{row.layer}H{row.head}", point, arrowprops=line, annotation_clip=False, **where)
+
+
+def score_changes(frame: pd.DataFrame) -> Figure:
+    """Do heads move in training? Every head's score after it against its score before (log axes), a panel a condition.
+
+    `frame`: condition, layer, head, before, after, top (is it among the top k before?), and the facts of a condition in
+    each of its rows: k, shared (how many of these are among the top k after, too), spearman. Scores below `FLOOR` are
+    drawn there. Raises ValueError if a condition has two values of a fact, or `top` marks another number of heads
+    than k.
+    """
+    columns = ("condition", "layer", "head", "before", "after", "top", "shared", "k", "spearman")
+    check_columns(frame, columns, "score the heads before and after training first")
+    for condition, own in frame.groupby("condition", sort=False):
+        if several := [fact for fact in ("shared", "k", "spearman") if own[fact].nunique(dropna=False) > 1]:
+            raise ValueError(f"{condition} has several values of {', '.join(several)}: select the rows of one seed.")
+        if (marked := own.top.astype(bool).sum()) != own.k.iloc[0]:
+            raise ValueError(f"Column top marks {marked} heads of {condition}, not k={own.k.iloc[0]}: mark the top k.")
+    return draw("score_changes", frame)
+
+
+@drawing("score_changes")
+def _draw_score_changes(frame: pd.DataFrame) -> Canvas:
+    frame = frame.rename(columns={"before": "x", "after": "y"})
+    conditions = list(frame.groupby("condition", sort=False))
+    canvas, axes = _square_panels(len(conditions), frame)
+    for (condition, own), ax in zip(conditions, axes.flat):
+        first, top = own.iloc[0], own[own.top.astype(bool)]
+        ax.plot(ax.get_xlim(), ax.get_xlim(), color="#555555", lw=0.8, ls="--", zorder=1, label="no change")
+        _points(ax, own.drop(top.index), "neither", "full", "other heads", 2)
+        _points(ax, top, "vrh", "full", "top heads before training", 3)
+        if len(top) <= 6:
+            _names_beside(ax, top)
+        _score_axes(ax, own, "head score before training", "head score after training")
+        words = f"{first.shared:.0f} of {first.k:.0f} shared, Spearman {first.spearman:.2f}"
+        ax.set_title(f"{LABEL.get(condition, condition)}:\n{words}")
+    legend_above(canvas, axes, columns=min(3, axes.shape[1] + 1))
+    return canvas

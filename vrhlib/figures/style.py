@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
 
 # Okabe-Ito, by meaning.
@@ -25,6 +26,7 @@ COLOUR = {
     "correct": "#009E73", "wrong box": "#E69F00", "degenerate": "#56B4E9", "malformed": "#CC79A7",
     "cut off": "#8F8400", "no box": "#E4E4E4",
     "both": "#D55E00", "a": "#0072B2", "b": "#CC79A7", "neither": "#7F7F7F",
+    "dpo vrh": "#D55E00", "dpo random": "#7F7F7F", "sft": "#0072B2", "not above blind": "#EDEDED",
 }  # fmt: skip
 LABEL = {
     "vrh": "VRH", "random": "random heads", "layer_matched": "layer-matched random", "unmasked": "unmasked",
@@ -38,20 +40,25 @@ LABEL = {
     "borrowed": "heads of the same-backbone model", "other_backbone": "heads of another backbone",
     "both": "in both top lists", "a": "only in the list of the model on x", "b": "only in the list of the model on y",
     "neither": "in neither list",
+    "dpo vrh": "DPO, VRH negatives", "dpo random": "DPO, random-head negatives",
+    "sft": "fine-tuned on the chosen replies (SFT)",
 }  # fmt: skip
 MARKER = {
     "vrh": "o", "random": "s", "layer_matched": "^", "one output token": "D", "rows": "o", "eager": "s",
     "retrieval_heads": "^", "qrhead": "D", "ocr_heads": "v", "vera": "s", "localization_heads": "P", "sparsemm": "X",
     "ocr_heads_aligned": "<",
     "borrowed": "D", "other_backbone": "v", "both": "o", "a": ">", "b": "^", "neither": ".",
+    "dpo vrh": "o", "dpo random": "s", "sft": "D",
 }  # fmt: skip
 DASH = {
     "retrieval_heads": "--", "qrhead": ":", "ocr_heads": "-.", "vera": (0, (5, 1)),
     "localization_heads": (0, (3, 1, 1, 1, 1, 1)), "sparsemm": (0, (1, 1)), "ocr_heads_aligned": (0, (4, 1, 1, 1)),
+    "dpo vrh": "-", "dpo random": "--", "sft": ":",
 }  # fmt: skip
 HATCH = {
     "flip_q": "//", "flip_phi": "\\\\", "flip_omega": "..", "q_union": "xx", "between": "///", "below": "..",
     "wrong box": "//", "degenerate": "\\\\", "malformed": "..", "cut off": "xx", "no box": "--",
+    "dpo random": "//", "sft": "..", "not above blind": "////",
 }  # fmt: skip
 CONDITIONS = ("unmasked", "random", "layer_matched", "vrh")
 # Colour, marker and dash of whatever has no row above, in turn.
@@ -105,18 +112,37 @@ def method_label(name: str) -> str:
 def n_of(rows: pd.DataFrame) -> str:
     """The number of samples behind the rows, as a title says it: `n=200`, `n=96–200`."""
     low, high = rows.n.min(), rows.n.max()
-    return "n not given" if np.isnan(low) else f"n={_span(low, high)}"
+    return "n not given" if np.isnan(low) else f"n={span(low, high)}"
 
 
-def _span(low: float, high: float) -> str:
-    return f"{low:.0f}" if low == high else f"{low:.0f}–{high:.0f}"
+def span(low: float, high: float, digits: int = 0) -> str:
+    """One number, or the two ends of several: `200`, `96–200`."""
+    ends = f"{low:.{digits}f}", f"{high:.{digits}f}"
+    return ends[0] if ends[0] == ends[1] else "–".join(ends)
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A change with its sign: `+3.5`, `−3.5`, and `+0.0` whatever the sign of what was rounded away."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
+
+
+def star(low: float, high: float) -> str:
+    """`*` where an interval excludes 0, which a missing one does not."""
+    return "*" if low > 0 or high < 0 else ""
+
+
+def ink_on(colour: object) -> str:
+    """Black or white, whichever has more contrast on this colour (WCAG relative luminance)."""
+    channels = np.array(to_rgb(colour))
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return "black" if linear @ (0.2126, 0.7152, 0.0722) > 0.179 else "white"
 
 
 def seeds_of(rows: pd.DataFrame) -> str:
     """How many seeds stand behind a point, over all points of the lines that have several; "" if none has."""
     counts = rows.groupby(["model", "benchmark", "condition", "k"]).seed.nunique()
     counts = counts[counts.groupby(["model", "benchmark", "condition"]).transform("max") > 1]
-    return "" if counts.empty else _span(counts.min(), counts.max())
+    return "" if counts.empty else span(counts.min(), counts.max())
 
 
 def not_measured(ax, x: float, y: float, **more) -> None:

@@ -310,10 +310,17 @@ def _train(vlm: VLM, by_id: Mapping[str, Sample], pairs: pd.DataFrame, recipe: R
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """TRL and PEFT use names that transformers will drop one day; that is between them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        yield
+    """TRL tells the Hub that somebody trains; here nobody asks for that, and nano needs no network. And both it and PEFT
+    use names that transformers will drop one day, which is between them."""
+    from huggingface_hub import constants
+
+    told, constants.HF_HUB_DISABLE_TELEMETRY = constants.HF_HUB_DISABLE_TELEMETRY, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        constants.HF_HUB_DISABLE_TELEMETRY = told
 
 
 def _free_gb(device: torch.device) -> float:

@@ -561,6 +561,22 @@ def test_a_policy_with_a_broken_manifest_or_other_weights_is_named(one):
         dpo.read_policy(policy.folder)
 
 
+def test_a_policy_is_worn_by_its_own_model_and_one_at_a_time(one):
+    samples = some(2)
+    pairs = dpo.preference_pairs(one, samples, {"vrh": Ablation(CUT)})
+    policy, plain = dpo.train(one, samples, pairs, QUICK), logits(one)
+    for other in (replace(one, revision="another"), replace(one, name="another")):
+        with pytest.raises(ValueError, match="was trained from .* Load that model, or train"), dpo.tuned(other, policy):
+            pass
+    with dpo.tuned(one, policy) as trained:
+        with pytest.raises(ValueError, match="was trained from"), dpo.tuned(trained, policy):
+            pass
+        with pytest.raises(RuntimeError, match="Leave `tuned` first"):
+            dpo.train(one, samples, pairs, replace(QUICK, seed=9))
+        assert not torch.equal(logits(trained), plain)
+    assert torch.equal(logits(one), plain)
+
+
 @pytest.mark.parametrize("change", ["recipe", "reply", "sample", "model"])
 def test_whatever_determines_a_policy_is_in_its_key(one, change):
     samples = {s.id: s for s in some(2)}

@@ -225,6 +225,8 @@ def train(vlm: VLM, samples: Samples, pairs: pd.DataFrame, recipe: Recipe, name:
     """
     if acting():
         raise RuntimeError("Heads are ablated or captured here. Leave that context: training sees the stock model.")
+    if hasattr(vlm.model, "peft_config"):
+        raise RuntimeError("This model wears a policy already. Leave `tuned` first: training begins untrained.")
     if len(kinds := sorted(set(pairs.kind))) != 1:
         raise ValueError(f"A policy is trained on one kind of pairs, not on {', '.join(kinds) or 'none'}; select one.")
     by_id = {s.id: s for s in samples}
@@ -310,8 +312,8 @@ def _train(vlm: VLM, by_id: Mapping[str, Sample], pairs: pd.DataFrame, recipe: R
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """TRL tells the Hub that somebody trains; here nobody asks for that, and nano needs no network. And both it and PEFT
-    use names that transformers will drop one day, which is between them."""
+    """TRL tells the Hub that somebody trains; here nobody is told, and nano needs no network. And both it and PEFT use
+    names that transformers will drop one day, which is between them."""
     from huggingface_hub import constants
 
     told, constants.HF_HUB_DISABLE_TELEMETRY = constants.HF_HUB_DISABLE_TELEMETRY, True
@@ -440,7 +442,13 @@ def tuned(vlm: VLM, policy: Policy) -> Iterator[VLM]:
     """The model with a policy's weights; on leaving, `vlm` is the untrained model again.
 
     The policy's digest is part of `revision`, so nothing that it replies is ever taken for the untrained model's.
+    Raises ValueError for a policy that was trained from another model, or from another revision of it.
     """
+    if (begun := (policy.about["model"], policy.about["revision"])) != (vlm.name, vlm.revision):
+        raise ValueError(
+            f"The policy in {policy.folder} was trained from {begun[0]} at {begun[1][:16]}, and this is {vlm.name} at "
+            f"{vlm.revision[:16]}. Load that model, or train a policy for this one."
+        )
     revision = f"{vlm.revision}+{policy.digest}"
     if policy.recipe.method == "full":
         yield replace(vlm, model=_full(vlm, policy), revision=revision)

@@ -384,7 +384,8 @@ def test_a_policy_reloads_to_identical_logits_and_the_model_is_left_as_it_was(vl
     """The trained model's logits, taken when it is saved, come back from its files."""
     from transformers import PreTrainedModel
 
-    samples, before, plain = some(4), state(vlm), logits(vlm)
+    samples, before, plain, untrained = some(4), state(vlm), logits(vlm), vlm.identity()
+    configs = [json.dumps(c.to_dict(), default=str) for c in (vlm.model.config, vlm.model.generation_config)]
     pairs = dpo.preference_pairs(vlm, samples, {"vrh": Ablation(CUT)})
     trained = []
 
@@ -402,12 +403,14 @@ def test_a_policy_reloads_to_identical_logits_and_the_model_is_left_as_it_was(vl
     policy = dpo.train(vlm, samples, pairs, replace(QUICK, method=method), "a policy")
     assert (trained[0] - plain).abs().max() > 1e-3, "it learned something"
     assert torch.equal(logits(vlm), plain) and all(torch.equal(v, before[n]) for n, v in state(vlm).items())
+    assert configs == [json.dumps(c.to_dict(), default=str) for c in (vlm.model.config, vlm.model.generation_config)]
     assert before.keys() == state(vlm).keys() and all(p.requires_grad for p in vlm.model.parameters())
     for again in (policy, dpo.read_policy(policy.folder)):
         with dpo.tuned(vlm, again) as loaded:
             assert torch.equal(logits(loaded), trained[0])
-            assert loaded.name == vlm.name and loaded.identity() != vlm.identity(), "its replies are stored apart"
+            assert loaded.name == vlm.name and loaded.identity() != untrained, "its replies are stored apart"
         assert torch.equal(logits(vlm), plain) and all(p.requires_grad for p in vlm.model.parameters())
+        assert vlm.identity() == untrained
     files = {path.suffix for path in policy.folder.rglob("*") if path.is_file()}
     assert ".safetensors" in files and not files & {".bin", ".pt", ".pth", ".pkl"}
     about = json.loads((policy.folder / "manifest.json").read_text())
@@ -574,24 +577,33 @@ def test_a_policy_is_worn_by_its_own_model_and_one_at_a_time(one):
         with pytest.raises(RuntimeError, match="Leave `tuned` first"):
             dpo.train(one, samples, pairs, replace(QUICK, seed=9))
         assert not torch.equal(logits(trained), plain)
-    assert torch.equal(logits(one), plain)
+        assert torch.equal(logits(one), logits(trained)) and one.identity() == trained.identity(), (
+            "one model: what it replies now is nowhere taken for the untrained model's"
+        )
+    assert torch.equal(logits(one), plain) and "+" not in one.revision
 
 
-@pytest.mark.parametrize("change", ["recipe", "reply", "sample", "model"])
-def test_whatever_determines_a_policy_is_in_its_key(one, change):
-    samples = {s.id: s for s in some(2)}
-    pairs = pd.DataFrame([{"id": name, "chosen": "a", "rejected": "b"} for name in samples])
+@pytest.mark.parametrize("change", ["recipe", "reply", "sample", "model", "training code", "reading code"])
+def test_whatever_determines_a_policy_is_in_its_key(one, change, monkeypatch):
+    samples = some(2)
+    pairs = pd.DataFrame([{"id": s.id, "chosen": "a", "rejected": "b"} for s in samples])
     key = dpo._key(one, samples, pairs, QUICK)
-    assert key == dpo._key(one, dict(samples), pairs.copy(), replace(QUICK))
+    assert key == dpo._key(one, some(2), pairs.copy(), replace(QUICK))
     if change == "recipe":
         assert key != dpo._key(one, samples, pairs, replace(QUICK, beta=0.2))
     if change == "reply":
         assert key != dpo._key(one, samples, pairs.assign(rejected=["b", "c"]), QUICK)
     if change == "sample":
-        other = {name: replace(s, text=s.text + "!") for name, s in samples.items()}
+        other = Samples("noise", "train", [replace(s, text=s.text + "!") for s in samples])
         assert key != dpo._key(one, other, pairs, QUICK)
     if change == "model":
         assert key != dpo._key(replace(one, revision="another"), samples, pairs, QUICK)
+    if change == "training code":
+        monkeypatch.setattr(dpo, "_code", lambda: "another")
+        assert key != dpo._key(one, samples, pairs, QUICK)
+    if change == "reading code":
+        monkeypatch.setattr(store, "_code", lambda real: ["another"])
+        assert key != dpo._key(one, samples, pairs, QUICK)
 
 
 def test_a_policy_goes_with_a_model_loaded_anew(tmp_path):

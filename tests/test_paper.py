@@ -688,11 +688,14 @@ def test_cross_task_counts_cells_above_the_blind_reader_that_lose_more_than_rand
 def test_cross_task_names_what_fails_and_what_does_not_count():
     found = paper.CHECKS["cross-task"](tasks(SEEN, KEPT, (60.0, 20.0, 3.0, 10.0), UNSEEN))
     assert found.ours == (
-        "2 of 3 model x benchmark pairs lose accuracy, random heads costing at most 5; drops 2.0 to 40.0 (least: m0 on "
-        "b1, k=5, n=200); not: m0 on b1 (drop 2.0, random 1.0); not counted, not above the blind reader: m1 on b1"
+        "2 of 3 model x benchmark pairs lose accuracy, random heads costing at most 5, 2 of them more than with "
+        "layer-matched draws; drops 2.0 to 40.0 (least: m0 on b1, k=5, n=200); not: m0 on b1 (drop 2.0, random 1.0); "
+        "not counted, not above the blind reader: m1 on b1"
     )
     assert found.interval == "smallest drop [-3.0, 7.0]; random drop 1.0 to 3.0 [2.0, 4.0]"
     assert found.difference == "2 of 3 (published 28 of 28); 1 not above the blind reader"
+    matched = tasks(SEEN, SEEN, SEEN).assign(beyond_matched_low=[0.0, 0.1, float("nan")])
+    assert paper.CHECKS["cross-task"](matched).difference == "2 of 3 (published 28 of 28)"
     many = paper.CHECKS["cross-task"](tasks(*[KEPT] * 7)).ours
     assert many.count("(drop 2.0, random 1.0)") == 5 and many.endswith("and 2 more")
     with pytest.raises(ValueError, match="measure above_blind_low in every row"):
@@ -747,6 +750,8 @@ def test_dpo_tells_every_comparison_with_both_intervals():
     assert paper.CHECKS["dpo"](gained(seeds=2)).difference == "2 seeds: three at least"
     with pytest.raises(ValueError, match="compares dpo vrh with untrained: measure that"):
         judge("dpo", gained().query("b != 'untrained'"))
+    backwards = gained().iloc[::-1].assign(seeds=[2, 3, 3])
+    assert judge("dpo", backwards) == "matches", "seeds are those of what is claimed, in whatever order"
 
 
 # ---------------------------------------------------------------- compare, and the file of claims

@@ -25,7 +25,7 @@ def test_heads_are_cut_in_all_seven_question_benchmarks_and_in_text_alone(reposi
     assert base.published.to_dict() == dict(zip(seven, (63.8, 68.2, 36.1, 75.1, 58.3, 83.9, 71.5)))
     assert base.blind.notna().all() and base.chance["spatialrgpt"] != base.chance["spatialrgpt"], "lengths have none"
     text = pd.read_csv(figures / "table_text_only.csv")
-    assert set(text.condition) == {"unmasked", "vrh", "random", "layer_matched"} and set(text.benchmark) == {
+    assert set(text.condition) == {"unmasked", "vrh", "flip_q", "random", "layer_matched"} and set(text.benchmark) == {
         "needle-text"
     }
     assert "left out: its picture served to find heads (refcoco, compared by pixels)" in done.stdout

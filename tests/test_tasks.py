@@ -8,6 +8,7 @@ import pytest
 
 from vrhlib import evaluate, tasks
 from vrhlib.samples import Sample, Samples
+from vrhlib.stats import Accuracy
 
 
 def replies(rights: dict) -> pd.DataFrame:
@@ -101,6 +102,8 @@ def test_a_reply_stands_in_the_text_as_whole_words_or_it_does_not():
     assert table.from_text.to_dict() == {"unmasked": 50.0, "vrh": 50.0}
     assert table.accuracy.to_dict() == {"unmasked": 25.0, "vrh": 0.0}
     assert table.readable.to_dict() == {"unmasked": 75.0, "vrh": 100.0}
+    low, high = Accuracy(1, 4).interval
+    assert np.isclose(table.low["unmasked"], low) and np.isclose(table.high["unmasked"], high)
     assert table.n.tolist() == [4, 4] and (table.chance == 50).all()
     with pytest.raises(ValueError, match="have no text before the question"):
         tasks.text_only(frame, Samples("x", "test", [Sample("t0", None, "a", "q", answer="a", task="answer")]))

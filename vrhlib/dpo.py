@@ -8,7 +8,9 @@ for again with the same pairs and recipe it is read, and an interrupted training
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import inspect
 import json
 import math
 import shutil
@@ -70,9 +72,9 @@ def preference_pairs(
 
     `rejected`: a name for each kind of pair, and what is cut while its rejected replies are written. All kinds share
     the chosen replies. `temperature` is that of both sides; the paper gives none. One row per sample and kind: id,
-    image, benchmark, kind, text (the expression), chosen, rejected (as generated, special tokens included), said,
-    denied (the same without them), chosen_box, rejected_box (None where none was read), chosen_iou, rejected_iou (0
-    there), equal (the same reply twice: such a pair teaches nothing), worse (the chosen box is the worse one),
+    image, benchmark (of `samples`), kind, text (the expression), chosen, rejected (as generated, special tokens
+    included), said, denied (the same without them), chosen_box, rejected_box (None where none was read), chosen_iou,
+    rejected_iou (0 there), equal (the same reply twice: such a pair teaches nothing), worse (the chosen box is worse),
     retokenised (a text is read back as other tokens than were sampled). attrs["runs"]: digests behind it.
     """
     acting_of = {"chosen": None, **rejected}
@@ -232,7 +234,7 @@ def train(vlm: VLM, samples: Samples, pairs: pd.DataFrame, recipe: Recipe, name:
     by_id = {s.id: s for s in samples}
     if strange := sorted(set(pairs.id) - set(by_id)):
         raise ValueError(f"{len(strange)} pairs are about samples that are not in {samples!r} (first: {strange[0]}).")
-    folder = store.runs_dir(vlm.profile) / "policies" / _key(vlm, by_id, pairs, recipe)
+    folder = store.runs_dir(vlm.profile) / "policies" / _key(vlm, samples, pairs, recipe)
     with store.held(folder):
         if not (folder / "manifest.json").exists():
             _train(vlm, by_id, pairs, recipe, folder, name or kinds[0])
@@ -240,13 +242,21 @@ def train(vlm: VLM, samples: Samples, pairs: pd.DataFrame, recipe: Recipe, name:
 
 
 _TRAINERS = {name: importlib.metadata.version(name) for name in ("trl", "peft", "accelerate", "datasets")}
-_CODE = store.file_digest(Path(__file__))  # as imported: an edit in the middle of a run is another code
 
 
-def _key(vlm: VLM, by_id: Mapping[str, Sample], pairs: pd.DataFrame, recipe: Recipe) -> str:
+@functools.cache
+def _code() -> str:
+    """Of what decides a policy: a change elsewhere in this file trains nothing anew."""
+    parts = (_train, _settings, _collator, _lent, _unchanged)
+    return store.digest([PROJECTIONS, *map(inspect.getsource, parts)])
+
+
+def _key(vlm: VLM, samples: Samples, pairs: pd.DataFrame, recipe: Recipe) -> str:
     """Everything that determines a policy."""
+    by_id = {s.id: s for s in samples}
     rows = [[by_id[row.id].fingerprint, row.chosen, row.rejected] for row in pairs.itertuples()]
-    return store.digest([vlm.identity(), asdict(recipe), rows, store.versions(), *_TRAINERS.items(), _CODE])
+    code = [*store.sample_set([], samples.origin)["code"], _code()]
+    return store.digest([vlm.identity(), asdict(recipe), rows, store.versions(), *_TRAINERS.items(), *code])
 
 
 def read_policy(folder: Path) -> Policy:
@@ -326,10 +336,11 @@ def _quiet() -> Iterator[None]:
 
 
 def _free_gb(device: torch.device) -> float:
-    """What training may take of a GPU: what is free, and what the model itself holds there."""
+    """What training may take of a GPU: what is free, and what this process holds there, the model and PyTorch's spare
+    blocks."""
     if device.type != "cuda":
         return math.inf
-    return (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_allocated(device)) / 1e9
+    return (torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)) / 1e9
 
 
 def _settings(vlm: VLM, recipe: Recipe, folder: Path, pairs: int):
@@ -343,6 +354,7 @@ def _settings(vlm: VLM, recipe: Recipe, folder: Path, pairs: int):
         per_device_train_batch_size=recipe.at_once,
         gradient_accumulation_steps=recipe.batch_size // recipe.at_once,
         max_length=None,  # the default, 1024, cuts replies away behind a picture of a thousand tokens, without a word
+        lr_scheduler_type="linear", warmup_steps=0, weight_decay=0.0, max_grad_norm=1.0, optim="adamw_torch",
         bf16=cuda and vlm.model.dtype == torch.bfloat16, use_cpu=not cuda, gradient_checkpointing=cuda,
         remove_unused_columns=False, report_to="none", disable_tqdm=True, logging_steps=1, logging_strategy="steps",
         save_strategy="steps", save_steps=max(1, round(steps / 10)), save_total_limit=1,
@@ -375,7 +387,8 @@ def _lent(vlm: VLM, recipe: Recipe) -> Iterator[tuple]:
     copy in float32, where a step of 2e-7 is not rounded away, with `vlm.model` as the reference.
     """
     model, text = vlm.model, vlm.model.config.get_text_config()
-    before = text._attn_implementation, text.pad_token_id, model.generation_config.pad_token_id
+    attention, configs = text._attn_implementation, (model.config, text, model.generation_config)
+    before = [dict(vars(config)) for config in configs]  # TRL sets pad_token_id there, the Trainer use_cache
     with _unchanged(model):
         if vlm.device.type == "cpu":  # the backward pass of SDPA is slow there
             model.set_attn_implementation({"text_config": "eager"})
@@ -387,8 +400,10 @@ def _lent(vlm: VLM, recipe: Recipe) -> Iterator[tuple]:
             model.gradient_checkpointing_disable()
             if getattr(model, "_require_grads_hooks", None):
                 model.disable_input_require_grads()
-            text.pad_token_id, model.generation_config.pad_token_id = before[1:]
-            model.set_attn_implementation({"text_config": before[0]})
+            model.set_attn_implementation({"text_config": attention})
+            for config, values in zip(configs, before):
+                vars(config).clear()
+                vars(config).update(values)
 
 
 @contextmanager
@@ -449,16 +464,20 @@ def tuned(vlm: VLM, policy: Policy) -> Iterator[VLM]:
             f"The policy in {policy.folder} was trained from {begun[0]} at {begun[1][:16]}, and this is {vlm.name} at "
             f"{vlm.revision[:16]}. Load that model, or train a policy for this one."
         )
-    revision = f"{vlm.revision}+{policy.digest}"
+    untrained, revision = vlm.revision, f"{vlm.revision}+{policy.digest}"
     if policy.recipe.method == "full":
         yield replace(vlm, model=_full(vlm, policy), revision=revision)
         return
     from peft import PeftModel
 
     with _unchanged(vlm.model):
-        with _quiet():
-            PeftModel.from_pretrained(vlm.model, policy.folder / "lora", is_trainable=False)
-        yield replace(vlm, revision=revision)
+        vlm.revision = revision  # the adapters are in its model, too: whoever asks it in here asks the policy
+        try:
+            with _quiet():
+                PeftModel.from_pretrained(vlm.model, policy.folder / "lora", is_trainable=False)
+            yield replace(vlm)
+        finally:
+            vlm.revision = untrained
 
 
 def _full(vlm: VLM, policy: Policy) -> torch.nn.Module:

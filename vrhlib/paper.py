@@ -567,12 +567,13 @@ def _more(row) -> str:
 def _cross_task(cells: pd.DataFrame) -> Finding:
     """`cells`: a row per model and benchmark: model, benchmark, k, n, unmasked, vrh, blind (percent), drop, drop_low,
     drop_high (points, paired interval), random_drop, random_drop_low, random_drop_high (mean over seeds, t interval),
-    above_blind_low (unmasked minus blind, lower end of the paired interval).
+    above_blind_low (unmasked minus blind, lower end of the paired interval); beyond_matched_low (by how many points
+    VRHs cost more than layer-matched draws, lower end; NaN or absent where there are none).
 
     A cell counts if the model is better than without looking, by more than sampling error: else there is nothing that
-    sight could lose. It shows the claim if VRHs cost something (interval above 0) and more than random heads, which
-    cost at most 5 points (published up to 4.6). Matches: all 28 cells count and show it. Within tolerance: at least
-    90 % of those that count. Not attempted: none counts."""
+    sight could lose. It shows the claim if VRHs cost something (interval above 0), more than random heads, which cost
+    at most 5 points (published up to 4.6), and, of which nothing is published, more than layer-matched draws. Matches:
+    all 28 cells count and show it. Within tolerance: at least 90 % of those that count. Not attempted: none counts."""
     columns = ["model", "benchmark", "k", "n", "unmasked", "vrh", "blind", "drop", "drop_low", "drop_high",
                "random_drop", "random_drop_low", "random_drop_high", "above_blind_low"]  # fmt: skip
     cells = _complete(cells, "cross-task", columns)
@@ -581,10 +582,12 @@ def _cross_task(cells: pd.DataFrame) -> Finding:
     able = cells[cells.above_blind_low > 0]
     if able.empty:
         return Finding(f"0 of {len(cells)} cells count", "–", "no model is better than without looking", NOT_ATTEMPTED)
-    shows = (able.drop_low > 0) & (able["drop"] > able.random_drop) & (able.random_drop <= 5)
+    falls = (able.drop_low > 0) & (able["drop"] > able.random_drop) & (able.random_drop <= 5)
+    shows = falls & ~(able.get("beyond_matched_low", pd.Series(float("nan"), able.index)) <= 0)
     least, most = able.loc[able["drop"].idxmin()], able.loc[able.random_drop.idxmax()]
     ours = (
-        f"{shows.sum()} of {len(able)} model x benchmark pairs lose accuracy, random heads costing at most 5; "
+        f"{falls.sum()} of {len(able)} model x benchmark pairs lose accuracy, random heads costing at most 5, "
+        f"{shows.sum()} of them more than with layer-matched draws; "
         f"drops {able['drop'].min():.1f} to {able['drop'].max():.1f} (least: {least.model} on {least.benchmark}, "
         f"k={least.k}, n={least.n})"
     )
@@ -618,16 +621,16 @@ def _dpo(differences: pd.DataFrame) -> Finding:
         raise ValueError(f"The claim dpo compares {' and '.join(map(' with '.join, missing))}: measure that.")
     shown = [(f"{a} minus {b}", rows.loc[(a, b)]) for a, b in rows.index]
     ours = "; ".join(f"{name} {r.difference:+.1f}" for name, r in shown)
-    first = shown[0][1]
-    ours += f" ({int(first.seeds)} seeds, n={int(first.n)})"
     interval = "; ".join(f"{name} [{r.low:+.1f}, {r.high:+.1f}], over seeds [{r.seeds_low:+.1f}, {r.seeds_high:+.1f}]"
                          for name, r in shown)  # fmt: skip
     against, gain = (rows.loc[pair] for pair in wanted)
+    seeds = int(min(against.seeds, gain.seeds))
+    ours += f" ({seeds} seeds, n={int(against.n)})"
     difference = f"VRH against random negatives {against.difference:+.1f}, against untrained {gain.difference:+.1f}"
     difference += " (published +0.78)"
     sure = all(min(r.low, r.seeds_low) > 0 for r in (against, gain))
     near = against.difference > 0 and gain.difference > 0
-    few = "" if first.seeds >= 3 else f"{int(first.seeds)} seeds: three at least"
+    few = "" if seeds >= 3 else f"{seeds} seeds: three at least"
     return _finding(ours, interval, difference, sure, near, few)
 
 

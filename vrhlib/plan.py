@@ -253,14 +253,14 @@ def _cross(p: Profile, given: Mapping) -> list[Work]:
     found_on, found = p.benchmarks[0], given["N_DETECT"] or p.n_detect
     _check_rows(found_on, found, 0)
     _check_controls(models, given["K"])
-    work, cuts = [], 2 + 2 * len(p.control_seeds)  # unmasked, the top heads, and both kinds of controls
-    asked = cuts + 1  # and heads that look from the expression
+    # Unmasked, the top heads, as many that look from the expression, and both kinds of controls.
+    work, cuts = [], 3 + 2 * len(p.control_seeds)
     n = given["N_TEST"] if given["N_TEST"] > 0 else p.n_questions
     for model in models:
         work.append(Work(model, found_on, "head scores", 1, found, passes=2))
         for name in chosen:
             test, reply = _at_most(name, sys.maxsize if given["N_TEST"] < 0 else n), ANSWERS.get(name, ANSWER)
-            work.append(Work(model, name, "replies, unmasked and ablated", asked, test, reply=reply))
+            work.append(Work(model, name, "replies, unmasked and ablated", cuts, test, reply=reply))
             work.append(Work(model, name, "replies about grey pictures", 1, test, reply=reply))
         text, prompt = p.text_only, LONG.get(p.text_only, 0)
         reply = ANSWERS.get(text, ANSWER)

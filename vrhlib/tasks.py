@@ -75,9 +75,9 @@ def text_only(answers: pd.DataFrame, samples: Samples) -> pd.DataFrame:
     """Does language survive the cut? Replies to questions about a text, no picture, a row per model, condition and k:
     means over the seeds of a control.
 
-    accuracy (percent; chance: of a reader who names one of the things in the text), from_text (percent of the replies
-    that stand in the text word for word: read there, if perhaps in the wrong place), readable (percent that hold an
-    answer at all), seeds, n.
+    accuracy (percent; low, high: 95 % Wilson, of a control the means of its draws; chance: of a reader who names one of
+    the things in the text), from_text (percent of the replies that stand in the text word for word: read there, if
+    perhaps in the wrong place), readable (percent that hold an answer at all), seeds, n.
     """
     texts = {s.id: " ".join(s.context.casefold().split()) for s in samples}
     if lacking := [name for name, text in texts.items() if not text]:
@@ -87,13 +87,23 @@ def text_only(answers: pd.DataFrame, samples: Samples) -> pd.DataFrame:
         accuracy=100.0 * (answers.outcome == "correct"), from_text=100.0 * np.array(told),
         readable=100.0 * ~answers.outcome.isin(UNREADABLE),
     )  # fmt: skip
-    by = known.groupby(["model", "benchmark", "condition", "k"], sort=False)
+    by = known.groupby(_CONDITION, sort=False)
     table = by[["accuracy", "from_text", "readable"]].mean()
+    draws = [*_CONDITION, "seed"]
+    ends = known.groupby(draws, sort=False, dropna=False).outcome.apply(_wilson).unstack()
+    table[["low", "high"]] = ends.groupby(_CONDITION, sort=False).mean()
     table["seeds"], table["n"] = by.seed.nunique().clip(lower=1), by.id.nunique()
     table["chance"] = 100 * float(np.mean([np.nan if s.chance is None else s.chance for s in samples]))
     table = table.reset_index()
     table.attrs["runs"] = answers.attrs.get("runs", [])
     return table
+
+
+_CONDITION = ["model", "benchmark", "condition", "k"]
+
+
+def _wilson(outcomes: pd.Series) -> pd.Series:
+    return pd.Series(Accuracy(int((outcomes == "correct").sum()), len(outcomes)).interval, index=["low", "high"])
 
 
 def _stands(reply: str, text: str) -> bool:

@@ -115,8 +115,8 @@ def save_table(frame: pd.DataFrame, name: str, rendered: pd.DataFrame | None = N
 
 
 def shown(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame in words, rows unnumbered: floats to one decimal, correlations and expectations to two, p values to
-    three; – for what is missing."""
+    """The frame in words, rows unnumbered: floats to one decimal, correlations, expectations and shares held to two, p
+    values to three; – for what is missing."""
 
     def word(column: str, value: object) -> str:
         if pd.isna(value):
@@ -125,7 +125,7 @@ def shown(frame: pd.DataFrame) -> pd.DataFrame:
             return str(value)
         if column == "p" or column.startswith("p_"):
             return "< 0.001" if value < 0.001 else f"{value:.3f}"
-        digits = 2 if column.startswith(("spearman", "expected", "gini")) else 1
+        digits = 2 if column.startswith(("spearman", "expected", "gini", "held")) else 1
         return f"{round(value, digits) + 0.0:.{digits}f}"  # no -0.0
 
     words = {c: [word(str(c), v) for v in frame[c].astype(object)] for c in frame}

@@ -31,8 +31,9 @@ import torch
 from vrhlib import store
 from vrhlib.attention import KERNEL, Ablation, acting, fitting, generate
 from vrhlib.boxes import Box
+from vrhlib.evaluate import missing
 from vrhlib.heads import HeadSet
-from vrhlib.outcomes import judged
+from vrhlib.outcomes import IOU, judged
 from vrhlib.samples import Sample, Samples
 from vrhlib.stats import over_seeds, paired_difference
 from vrhlib.training import KEEP, Recipe, refuse_if_too_large
@@ -94,7 +95,7 @@ def preference_pairs(
         stored = {}
         for _, name in sorted((run.digest, name) for name, run in runs.items()):  # one order for all processes
             stored[name] = stack.enter_context(store.open_run(runs[name], vlm.profile))
-        starts = [i for i in range(0, len(samples), batch_size) if _lacking(samples[i : i + batch_size], stored)]
+        starts = [i for i in range(0, len(samples), batch_size) if missing(samples[i : i + batch_size], stored)]
         label = f"{samples.benchmark} {samples.split}  pairs from {len(samples)} samples, batches of {batch_size}"
         meter = store.Meter(vlm.profile, vlm.name, vlm.device.type)
         for start in store.progress(starts, label):
@@ -115,17 +116,13 @@ def _described(cut: Ablation | RandomHeads | None, samples: Samples) -> dict:
     return cut.describe(samples) if isinstance(cut, RandomHeads) else cut.describe() if cut else {}
 
 
-def _lacking(chunk: Sequence[Sample], stored: Mapping) -> list[str]:
-    return [name for name, results in stored.items() if any(s.id not in results for s in chunk)]
-
-
 def _sample(vlm: VLM, chunk: Samples, cuts, stored, temperature: float, seed: int, limit: int, meter) -> None:
     """Sample and store what is missing of a chunk, `vlm.rows` sequences at a time."""
-    names = _lacking(chunk, stored)
+    names = missing(chunk, stored)
     step = max(1, vlm.rows // len(names))
     for i in range(0, len(chunk), step):
         piece = chunk[i : i + step]
-        if not _lacking(piece, stored):
+        if not missing(piece, stored):
             continue
         batch = vlm.prepare(piece)
         vlm.running = len(piece) * len(names)
@@ -189,8 +186,8 @@ def counts(pairs: pd.DataFrame, rule: str = "all") -> pd.DataFrame:
     for kind, own in pairs.groupby("kind", sort=False):
         rows.append({
             "kind": kind, "pairs": len(own), "equal": own.equal.sum(), "worse": own.worse.sum(),
-            "better": (own.chosen_iou > own.rejected_iou).sum(), "chosen_right": (own.chosen_iou >= 0.5).sum(),
-            "rejected_right": (own.rejected_iou >= 0.5).sum(), "retokenised": own.retokenised.sum(),
+            "better": (own.chosen_iou > own.rejected_iou).sum(), "chosen_right": (own.chosen_iou >= IOU).sum(),
+            "rejected_right": (own.rejected_iou >= IOU).sum(), "retokenised": own.retokenised.sum(),
             "kept": (left.kind == kind).sum(),
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -73,7 +73,7 @@ def replies(
         digests = sorted(by_digest)  # one order for all processes: no deadlock
         stored = {d: stack.enter_context(store.open_run(by_digest[d], vlm.profile)) for d in digests}
         acting = {of[name]: a for name, a in conditions.items()}  # equal conditions are run once
-        starts = [i for i in range(0, len(samples), batch_size) if _missing(samples[i : i + batch_size], stored)]
+        starts = [i for i in range(0, len(samples), batch_size) if missing(samples[i : i + batch_size], stored)]
         label = f"{samples.benchmark} {samples.split}  {len(digests)} conditions x {len(samples)} samples"
         meter = store.Meter(vlm.profile, vlm.name, vlm.device.type)
         for start in store.progress(starts, f"{label}, batches of {batch_size}"):
@@ -96,13 +96,13 @@ def _reply(vlm: VLM, chunk: Samples, acting: Mapping, stored: Mapping, limit: in
     """Generate and store what is missing of a chunk, `vlm.rows` sequences at a time."""
     for i in range(0, len(chunk), vlm.rows):
         piece = chunk[i : i + vlm.rows]
-        missing = _missing(piece, stored)
-        if not missing:
+        lacking = missing(piece, stored)
+        if not lacking:
             continue
         batch = vlm.prepare(piece)
         width = max(1, vlm.rows // len(piece))
-        for j in range(0, len(missing), width):
-            part = missing[j : j + width]
+        for j in range(0, len(lacking), width):
+            part = lacking[j : j + width]
             vlm.running = len(piece) * len(part)
             ids = generate(vlm, batch, [acting[d] for d in part], limit)
             meter.add(len(piece) * len(part) * batch.length, ids.size)
@@ -115,7 +115,8 @@ def _reply(vlm: VLM, chunk: Samples, acting: Mapping, stored: Mapping, limit: in
                         stored[d].add(sample.id, record)
 
 
-def _missing(chunk: Samples, stored: Mapping) -> list[str]:
+def missing(chunk: Samples, stored: Mapping) -> list[str]:
+    """Which of the stored runs, by their keys, lack a sample of the chunk."""
     return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
 
 

@@ -486,8 +486,12 @@ def _universal(cells: pd.DataFrame) -> Finding:
     able = cells[cells.unmasked >= 20]
     if able.empty:
         return Finding(f"0 of {len(cells)} pairs count", "–", "unmasked under 20: nothing to lose", NOT_ATTEMPTED)
-    matched = able.get("beyond_matched_low", pd.Series(float("nan"), able.index))
-    shows = (able.vrh <= able.unmasked / 2) & (able.random_drop <= 10) & (able.unreadable <= 10) & ~(matched <= 0)
+    shows = (
+        (able.vrh <= able.unmasked / 2)
+        & (able.random_drop <= 10)
+        & (able.unreadable <= 10)
+        & ~_no_more_than_matched(able)
+    )
     ours, interval = _cells_in_words(able, shows)
     ours += f"; {len(cells) - len(able)} not counted (unmasked under 20)" if len(able) < len(cells) else ""
     difference = f"{shows.sum()} of {len(able)} (published 20 of 20)"
@@ -497,7 +501,7 @@ def _universal(cells: pd.DataFrame) -> Finding:
 
 def _cells_in_words(cells: pd.DataFrame, shows: pd.Series) -> tuple[str, str]:
     """Ours and interval of the claim universal: how many cells show it, the extremes, and the cells that don't."""
-    least, most = cells.loc[cells["drop"].idxmin()], cells.loc[cells.random_drop.idxmax()]
+    least = cells.loc[cells["drop"].idxmin()]
     ours = (
         f"{shows.sum()} of {len(cells)} model x benchmark pairs fall to half or less, in readable replies, more than "
         f"layer-matched draws, random heads costing at most 10; "
@@ -510,9 +514,20 @@ def _cells_in_words(cells: pd.DataFrame, shows: pd.Series) -> tuple[str, str]:
         for cell in cells[~shows].itertuples()
     ]
     ours += f"; not: {', '.join(fail)}" if fail else ""
+    return ours, _ends_of(cells)
+
+
+def _ends_of(cells: pd.DataFrame) -> str:
+    """The interval of the smallest drop, and the range of random drops with the interval of the largest."""
+    least, most = cells.loc[cells["drop"].idxmin()], cells.loc[cells.random_drop.idxmax()]
     smallest = f"smallest drop [{least.drop_low:.1f}, {least.drop_high:.1f}]"
     random = f"{cells.random_drop.min():.1f} to {most.random_drop:.1f}"
-    return ours, f"{smallest}; random drop {random} [{most.random_drop_low:.1f}, {most.random_drop_high:.1f}]"
+    return f"{smallest}; random drop {random} [{most.random_drop_low:.1f}, {most.random_drop_high:.1f}]"
+
+
+def _no_more_than_matched(cells: pd.DataFrame) -> pd.Series:
+    """Where VRHs do not cost more than layer-matched draws, bool; where there is no such draw, nothing says so."""
+    return cells.get("beyond_matched_low", pd.Series(float("nan"), cells.index)) <= 0
 
 
 def _p(value: float) -> str:
@@ -583,8 +598,7 @@ def _cross_task(cells: pd.DataFrame) -> Finding:
     if able.empty:
         return Finding(f"0 of {len(cells)} cells count", "–", "no model is better than without looking", NOT_ATTEMPTED)
     falls = (able.drop_low > 0) & (able["drop"] > able.random_drop) & (able.random_drop <= 5)
-    shows = falls & ~(able.get("beyond_matched_low", pd.Series(float("nan"), able.index)) <= 0)
-    least, most = able.loc[able["drop"].idxmin()], able.loc[able.random_drop.idxmax()]
+    shows, least = falls & ~_no_more_than_matched(able), able.loc[able["drop"].idxmin()]
     ours = (
         f"{falls.sum()} of {len(able)} model x benchmark pairs lose accuracy, random heads costing at most 5, "
         f"{shows.sum()} of them more than with layer-matched draws; "
@@ -597,14 +611,10 @@ def _cross_task(cells: pd.DataFrame) -> Finding:
     ours += f" and {len(fail) - 5} more" if len(fail) > 5 else ""
     blind = [f"{c.model} on {c.benchmark}" for c in cells[cells.above_blind_low <= 0].itertuples()]
     ours += f"; not counted, not above the blind reader: {', '.join(blind)}" if blind else ""
-    interval = (
-        f"smallest drop [{least.drop_low:.1f}, {least.drop_high:.1f}]; random drop {able.random_drop.min():.1f} to "
-        f"{most.random_drop:.1f} [{most.random_drop_low:.1f}, {most.random_drop_high:.1f}]"
-    )
     difference = f"{shows.sum()} of {len(able)} (published 28 of 28)"
     difference += f"; {len(blind)} not above the blind reader" if blind else ""
     everywhere = shows.all() and len(able) == len(published("cross_task")[["model", "benchmark"]].drop_duplicates())
-    return _finding(ours, interval, difference, everywhere, 10 * shows.sum() >= 9 * len(able))
+    return _finding(ours, _ends_of(able), difference, everywhere, 10 * shows.sum() >= 9 * len(able))
 
 
 def _dpo(differences: pd.DataFrame) -> Finding:

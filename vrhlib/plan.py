@@ -18,9 +18,8 @@ from functools import cached_property
 from vrhlib import hub, store
 from vrhlib.profiles import MODELS, Profile
 from vrhlib.profiles import profile as profile_of
-from vrhlib.training import KEEP, SHAPES, memory_rows, recipe_of
+from vrhlib.training import CONTEXT_GB, KEEP, SHAPES, TEXT, memory_rows, recipe_of
 
-TEXT = 60  # tokens of a prompt beside those of the picture: chat template, instruction, expression
 REPLY = 35  # tokens of a reply that is a box, in JSON
 LONG = {"needle-text": 2100, "pages": 1400}  # tokens of a prompt: 400 to 3,200 words, 896 x 1152 pixels (Qwen)
 
@@ -36,7 +35,6 @@ SPEED = {
 }
 MEASURED = 60  # seconds on a GPU after which measured speed replaces the stated one
 
-CONTEXT_GB = 2.0  # CUDA itself, the vision tower's activations
 # Keys and values (Qwen3-8B: 36 layers x 8 heads x 128 x 2 numbers of 2 bytes, 0.15 MB) and what a layer holds while it
 # reads (MLP: 3 x 18,944 numbers of 2 bytes, 0.11 MB), for every token of all sequences that run at once.
 TOKEN_GB = 0.3e-3

@@ -22,8 +22,8 @@ from vrhlib import store
 from vrhlib.profiles import MODELS
 from vrhlib.profiles import profile as profile_of
 
-CONTEXT_GB = 2.0  # CUDA itself, the layer of the vision tower that is being worked on (as in `plan`)
-TEXT = 60  # tokens of a prompt beside those of the picture (as in `plan`)
+CONTEXT_GB = 2.0  # CUDA itself, the vision tower's activations (in training, those of the layer worked on)
+TEXT = 60  # tokens of a prompt beside those of the picture: chat template, instruction, expression
 PATCHES = 4  # of a picture, for each of its tokens: all four models merge 2 x 2 (InternVL adds one a tile)
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768  # TRL's fused head: at most so many logits at once
 METHODS = ("full", "lora")

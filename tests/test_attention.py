@@ -21,10 +21,12 @@ from vrhlib.attention import (
     KERNEL,
     Ablation,
     Branch,
+    Steering,
     ablate,
     capture,
     generate,
     head_means,
+    segment_columns,
     with_branches,
     with_replies,
 )
@@ -672,6 +674,121 @@ def test_every_single_head_matters(vlm, batch):
     for i, h in np.ndindex(*GRID):
         with ablate(vlm, Ablation(heads((i, h)))):
             assert (logits(vlm, batch.tensors)[:, -1] - plain).abs().max() > 1e-4, (i, h)
+
+
+def looked_at(batch) -> list[list[int]]:
+    """Columns of each sample's segment, by a loop over cells of the grid."""
+    found = []
+    for sample, grid, columns in zip(batch.samples, batch.grids, batch.image_columns):
+        box = sample.box
+        found.append([int(c) for (x0, y0, x1, y1), c in zip(grid.cells, columns)
+                      if min(x1, box.x1) > max(x0, box.x0) and min(y1, box.y1) > max(y0, box.y0)])  # fmt: skip
+    return found
+
+
+@contextlib.contextmanager
+def pointing(vlm, chosen: HeadSet, columns: list[list[int]], first: int):
+    """Stock attention; before `o_proj` the chosen heads' outputs are averages of value states over given columns, which
+    hooks on `v_proj` have kept, for queries at `first` or later that come after one of these columns."""
+    values = {}
+    keep = [m.self_attn.v_proj.register_forward_hook(lambda module, args, out, i=i: values.__setitem__(i, out))
+            for i, m in enumerate(vlm.layers)]  # fmt: skip
+
+    def edit(i, x):
+        for head in (h for h in chosen if h.layer == i):
+            for b, places in enumerate(columns):
+                states = values[i][b].unflatten(-1, (-1, x.shape[-1]))
+                shared = vlm.grid[1] // states.shape[1]
+                for q in range(first, x.shape[1]):
+                    before = [c for c in places if c <= q]
+                    if before:
+                        x[b, q, head.head] = states[before, head.head // shared].mean(0)
+
+    try:
+        with hooked(vlm, edit):
+            yield
+    finally:
+        for handle in keep:
+            handle.remove()
+
+
+@pytest.mark.parametrize("phase", ["all", "decode"])
+def test_steering_is_the_average_value_of_the_segment_by_hooks_on_v_proj_and_o_proj(vlm, batch, phase):
+    inputs, first = forced(batch), batch.length if phase == "decode" else 0
+    with pointing(vlm, SOME, looked_at(batch), first):
+        want = logits(vlm, inputs)
+    with ablate(vlm, Steering(SOME, phase), batch.length, segment_columns(batch)):
+        got = logits(vlm, inputs)
+    real = inputs["attention_mask"].bool()
+    torch.testing.assert_close(got[real], want[real], atol=2e-4, rtol=0)
+    plain = logits(vlm, inputs)
+    assert (got - plain)[real].abs().max() > 0.1
+    before = torch.arange(real.shape[1]) < batch.length
+    moved = (got - plain)[real & before].abs().max()
+    assert moved == 0 if phase == "decode" else moved > 0.1
+
+
+def test_steered_heads_put_all_their_attention_on_the_segment(vlm, batch):
+    """Seen from the next layer: with all heads of layer 0 steered, what stands elsewhere in the picture is not read."""
+    other = [dataclasses.replace(s, box=s.box.scaled(0.5, 0.5)) for s in batch.samples]
+    inputs = forced(batch)
+    with ablate(vlm, Steering(layer(0), "all"), batch.length, segment_columns(batch)):
+        one = logits(vlm, inputs)
+    with ablate(
+        vlm, Steering(layer(0), "all"), batch.length, segment_columns(dataclasses.replace(batch, samples=other))
+    ):
+        two = logits(vlm, inputs)
+    assert (one - two).abs().max() > 1e-2
+
+
+def test_segment_columns_are_the_tokens_of_the_box_or_else_of_the_mask(vlm, batch):
+    for row, want in zip(segment_columns(batch), looked_at(batch)):
+        assert row.nonzero().ravel().tolist() == sorted(want) and want
+    width, height = batch.samples[0].image.size
+    corner = np.zeros((height, width), dtype=bool)
+    corner[-1, -1] = True
+    masked = dataclasses.replace(batch, samples=[dataclasses.replace(s, mask=None) for s in batch.samples])
+    masked.samples[0] = dataclasses.replace(masked.samples[0], mask=corner)
+    found = segment_columns(masked)[0].nonzero().ravel().tolist()
+    cells = [c for c, cell in zip(batch.image_columns[0], batch.grids[0].cells) if tuple(cell[2:]) == (width, height)]
+    assert found == sorted(map(int, cells)) and found != looked_at(batch)[0]
+
+
+def test_a_sample_without_a_segment_cannot_be_steered(vlm, batch):
+    batch.samples[1] = dataclasses.replace(batch.samples[1], box=None)
+    with pytest.raises(ValueError, match="noise-1 has no segment"):
+        generate(vlm, batch, [None, Steering(SOME)])
+
+
+def test_steered_replies_of_a_mixed_batch_equal_single_runs(vlm, batch):
+    mixed = [Steering(SOME, "all"), None, Ablation(SOME), Steering(layer(1))]
+    apart = [Steering(SOME), Steering(layer(1)), None]  # all decode: these share a prefill
+    for conditions in (mixed, apart):
+        together = generate(vlm, batch, conditions)
+        for i, condition in enumerate(conditions):
+            for b, sample in enumerate(batch.samples):
+                single = generate(vlm, vlm.prepare([sample]), [condition])
+                assert trimmed(together[b, i]) == trimmed(single[0, 0])
+    assert len({tuple(trimmed(row)) for row in generate(vlm, batch, mixed)[0]}) > 1
+
+
+@pytest.mark.parametrize("phase", ["all", "decode"])
+def test_steered_generation_with_cache_equals_a_teacher_forced_pass(vlm, batch, phase):
+    steering = Steering(SOME, phase)
+    replies = [trimmed(row[0]) for row in generate(vlm, batch, [steering])]
+    with ablate(vlm, steering, batch.length, segment_columns(batch)):
+        scores = logits(vlm, with_replies(vlm, batch, replies))
+    scores[..., vlm.model.generation_config.suppress_tokens] = -torch.inf
+    for b, reply in enumerate(replies):
+        assert scores[b, batch.length - 1 : batch.length - 1 + len(reply)].argmax(-1).tolist() == reply
+
+
+def test_steering_without_targets_or_with_an_unknown_phase_is_refused(vlm, batch):
+    with pytest.raises(ValueError, match="targets"), ablate(vlm, Steering(SOME), batch.length):
+        pass
+    with pytest.raises(ValueError, match="phase"):
+        Steering(SOME, "prefill")
+    assert Steering(SOME).describe() != Steering(SOME, "all").describe() != Ablation(SOME).describe()
 
 
 def test_a_context_in_which_the_model_never_ran_is_an_error(vlm):

@@ -15,7 +15,7 @@ LAYERS = {
     "vlm": 3, "real": 3, "generated": 3, "methods": 3, "sparsity": 3, "paper": 3,
     "attention": 4, "benchmarks": 4, "outcomes": 4,
     "scoring": 5, "evaluate": 5, "wiring": 5, "tasks": 5,
-    "dpo": 6,
+    "dpo": 6, "steering": 6,
 }  # fmt: skip
 DRAWN = {
     "style": 0, "checks": 0,

@@ -1,11 +1,12 @@
-"""The only file that touches a running model: captures attention rows, ablates heads.
+"""The only file that touches a running model: captures attention rows, ablates heads, steers them.
 
 One attention function, registered as "vrh" on the *text* stack while a context manager is open, wraps
-stock SDPA. It can do two things with the queries, keys and values it is handed:
+stock SDPA. It can do three things with the queries, keys and values it is handed:
 
     capture   recompute the attention rows of a few chosen queries, reduce them on the spot to one number
               per head, and forget them: full attention matrices never exist
     ablate    replace the output of chosen heads, per row of the batch, so that conditions share a batch
+    steer     make chosen heads attend evenly to chosen image tokens, and to nothing else
 
 Queries and keys arrive after rotary embedding, keys and values not yet repeated for grouped queries; the
 function's output, [B, query, heads, head_dim], goes straight into `o_proj`. So zeroing a head there is the
@@ -39,6 +40,7 @@ Phase = Literal["all", "decode"]
 KINDS: tuple[Kind, ...] = ("zero", "uniform", "mean")
 PHASES: tuple[Phase, ...] = ("all", "decode")
 KERNEL = "vrh"
+_STEER = 1 + len(KINDS)  # after the codes of the kinds of ablation
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +78,31 @@ class Ablation:
         return {"heads": [str(h) for h in sorted(self.heads)], "kind": self.kind, "phase": self.phase, "means": means}
 
 
+@dataclass(frozen=True, eq=False)
+class Steering:
+    """Heads that are made to attend evenly to the image tokens of the *sample's* own segment (its mask if it has one,
+    else its box; any overlap) and to nothing else: where a person points, in place of where the model looks.
+
+    `phase`: decode (the paper's project page: "decode-only, matching how VRHs were detected"), or all. The first
+    generated token comes from the last prompt position, so decode leaves it untouched. A position that stands before
+    the segment in the prompt cannot see it, and is left alone.
+    """
+
+    heads: HeadSet
+    phase: Phase = "decode"
+    means: None = field(default=None, init=False)  # as an ablation has them
+
+    def __post_init__(self):
+        if self.phase not in PHASES:
+            raise ValueError(f"Steering phase is one of {PHASES}, not {self.phase!r}.")
+
+    def describe(self) -> dict:
+        """For run keys: everything that determines the effect, but for the segment, which is the sample's."""
+        return {"heads": [str(h) for h in sorted(self.heads)], "kind": "steer", "phase": self.phase}
+
+
+Intervention = Ablation | Steering
+
 # A reduction gets attention rows float [B, heads, R, kv], post-softmax over the visible keys, and returns
 # a tensor [B, heads, R, ...]. kv may be shorter than the full sequence while generating.
 Reduction = Callable[[torch.Tensor], torch.Tensor]
@@ -89,8 +116,9 @@ class _Plan:
     layers: int
     rows: torch.Tensor | None = None  # int [B, R], columns of the padded sequence, -1 unused
     reduce: dict[str, Reduction] = field(default_factory=dict)
-    codes: np.ndarray | None = None  # int [B, layers, heads]: 0 leave, 1 + KINDS.index(kind)
-    start: torch.Tensor | None = None  # int [B]: first query column that is ablated
+    codes: np.ndarray | None = None  # int [B, layers, heads]: 0 leave, 1 + KINDS.index(kind), or _STEER
+    start: torch.Tensor | None = None  # int [B]: first query column that is ablated or steered
+    targets: torch.Tensor | None = None  # bool [B, S] columns of the prompt that steered heads attend to
     means: torch.Tensor | None = None  # [B, layers, heads, head_dim], where kind is mean
     sums: torch.Tensor | None = None  # [layers, heads, head_dim] running sum of head outputs, and
     seen: torch.Tensor | None = None  # [layers] number of positions in it
@@ -144,18 +172,21 @@ class _Plan:
     def ablate(self, layer: int, out, query, value, mask):
         offset = value.shape[2] - query.shape[2]
         columns = torch.arange(offset, offset + query.shape[2], device=out.device)
-        start, codes, means = self._on(out)
+        start, codes, means, targets = self._on(out)
         reached = columns[None] >= start[:, None]  # [B, q]
         for code in self.active[layer]:
             chosen = codes[:, layer] == code  # [B, heads]
             where = (reached[:, :, None] & chosen[:, None])[..., None]
-            kind = KINDS[code - 1]
+            kind = "steer" if code == _STEER else KINDS[code - 1]
             if kind == "zero":
                 other = torch.zeros((), dtype=out.dtype, device=out.device)
             elif kind == "uniform":
-                other = _mean_value(value, mask, columns, out.shape[2])
-            else:
+                other, _ = _mean_value(value, mask, columns, out.shape[2])
+            elif kind == "mean":
                 other = means[:, None, layer]
+            else:
+                other, seen = _mean_value(value, mask, columns, out.shape[2], targets)
+                where = where & seen[..., None, None]
             out = torch.where(where, other, out)
         return out
 
@@ -163,7 +194,8 @@ class _Plan:
         """What `ablate` needs, where the model runs; moved once a plan, since a copy stalls a GPU."""
         if self.moved is None:
             means = None if self.means is None else self.means.to(out)
-            self.moved = self.start.to(out.device), torch.from_numpy(self.codes).to(out.device), means
+            targets = None if self.targets is None else self.targets.to(out.device)
+            self.moved = self.start.to(out.device), torch.from_numpy(self.codes).to(out.device), means, targets
         return self.moved
 
     # -- means
@@ -197,16 +229,19 @@ def _attention_rows(query, key, mask, local, rows, scaling):
     return logits.masked_fill(~visible[:, None], torch.finfo(torch.float32).min).softmax(-1)
 
 
-def _mean_value(value, mask, columns, heads: int):
-    """Mean of the visible values for every query, [B, q, heads, d]: attention with all logits equal."""
+def _mean_value(value, mask, columns, heads: int, among=None):
+    """Mean of the visible values for every query, [B, q, heads, d]: attention with all logits equal; and which queries
+    see any of them, bool [B, q]. `among` bool [B, S]: only these columns count, of the first S."""
     kv = value.shape[2]
     if mask is None:
         visible = (torch.arange(kv, device=value.device) <= columns[:, None])[None].expand(value.shape[0], -1, -1)
     else:
         visible = mask[:, 0].expand(value.shape[0], -1, -1)
+    if among is not None:
+        visible = visible & torch.nn.functional.pad(among, (0, kv - among.shape[1]))[:, None]
     weights = visible.float() / visible.sum(-1, keepdim=True).clamp(min=1)
     mean = (weights[:, None] @ value.float()).to(value.dtype)  # [B, kv_heads, q, d]
-    return mean.repeat_interleave(heads // value.shape[1], 1).transpose(1, 2)
+    return mean.repeat_interleave(heads // value.shape[1], 1).transpose(1, 2), visible.any(-1)
 
 
 def _vrh_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
@@ -271,17 +306,31 @@ def _running(vlm: VLM, plan: _Plan) -> Iterator[_Plan]:
         )
 
 
-def _codes(vlm: VLM, conditions: Sequence[Ablation | None]) -> np.ndarray:
+def _codes(vlm: VLM, conditions: Sequence[Intervention | None]) -> np.ndarray:
     codes = np.zeros((len(conditions), *vlm.grid), dtype=np.int8)
-    for row, ablation in enumerate(conditions):
-        if ablation is not None:
-            codes[row][ablation.heads.on(vlm.grid).mask()] = 1 + KINDS.index(ablation.kind)
+    for row, condition in enumerate(conditions):
+        if condition is not None:
+            code = _STEER if isinstance(condition, Steering) else 1 + KINDS.index(condition.kind)
+            codes[row][condition.heads.on(vlm.grid).mask()] = code
     return codes
 
 
-def _plan(vlm: VLM, conditions, prompt_length: int | None, **more) -> _Plan:
+def segment_columns(batch: Batch) -> torch.Tensor:
+    """Columns of the padded prompts that show each sample's segment, bool [B, S]: image tokens that its mask touches if
+    it has one, else its box. Raises ValueError for a sample with neither."""
+    columns = torch.zeros(len(batch), batch.length, dtype=torch.bool)
+    for row, sample in enumerate(batch.samples):
+        if sample.mask is None and sample.box is None:
+            raise ValueError(f"Sample {sample.id} has no segment to look at: steering needs a mask or a box.")
+        grid = batch.grids[row]
+        inside = grid.tokens_in(sample.box) if sample.mask is None else grid.tokens_of(sample.pixels)
+        columns[row, batch.image_columns[row][inside]] = True
+    return columns
+
+
+def _plan(vlm: VLM, conditions, prompt_length: int | None, targets: torch.Tensor | None = None, **more) -> _Plan:
     """Conditions as codes; a single condition holds for any batch, a sequence for exactly its rows."""
-    single = conditions is None or isinstance(conditions, Ablation)
+    single = conditions is None or isinstance(conditions, Intervention)
     rows = [conditions] if single else list(conditions)
     if prompt_length is None and any(a is not None and a.phase == "decode" for a in rows):
         raise ValueError("Phase 'decode' starts where the prompt ends: give prompt_length.")
@@ -294,7 +343,15 @@ def _plan(vlm: VLM, conditions, prompt_length: int | None, **more) -> _Plan:
             raise ValueError(f"{vlm.name} needs means of shape {tuple(none.shape)}, not {wrong}.")
         means = torch.stack(given)
     batch = None if single else len(rows)
-    return _Plan(batch, vlm.grid[0], codes=_codes(vlm, rows), start=start, means=means, **more)
+    if not any(isinstance(a, Steering) for a in rows):
+        targets = None
+    elif targets is None or batch not in (None, len(targets)):
+        raise ValueError(
+            "Steering needs `targets`: columns to look at (see segment_columns), a row per row of the batch."
+        )
+    else:
+        batch = len(targets)
+    return _Plan(batch, vlm.grid[0], codes=_codes(vlm, rows), start=start, means=means, targets=targets, **more)
 
 
 def acting() -> bool:
@@ -304,17 +361,21 @@ def acting() -> bool:
 
 @contextmanager
 def ablate(
-    vlm: VLM, conditions: Ablation | None | Sequence[Ablation | None], prompt_length: int | None = None
+    vlm: VLM,
+    conditions: Intervention | None | Sequence[Intervention | None],
+    prompt_length: int | None = None,
+    targets: torch.Tensor | None = None,
 ) -> Iterator[None]:
-    """Run the model with heads ablated: one condition for all, or one per row of the batch.
+    """Run the model with heads ablated or steered: one condition for all, or one per row of the batch.
 
-    A sequence has one entry per batch row, None for an untouched row. `prompt_length` (columns of the
-    padded prompt) is needed for phase "decode". Raises ValueError if a head does not exist in this model.
+    A sequence has one entry per batch row, None for an untouched row. `prompt_length` (columns of the padded prompt) is
+    needed for phase "decode", `targets` (bool [rows, S], see `segment_columns`) for steering. Raises ValueError if a
+    head does not exist in this model.
 
         with ablate(vlm, [None, Ablation(heads)]):
             vlm.model.generate(**vlm.inputs(batch, copies=2))
     """
-    with _running(vlm, _plan(vlm, conditions, prompt_length)):
+    with _running(vlm, _plan(vlm, conditions, prompt_length, targets)):
         yield
 
 
@@ -323,17 +384,18 @@ def capture(
     vlm: VLM,
     rows: torch.Tensor,
     reduce: dict[str, Reduction],
-    conditions: Ablation | None | Sequence[Ablation | None] = None,
+    conditions: Intervention | None | Sequence[Intervention | None] = None,
     prompt_length: int | None = None,
+    targets: torch.Tensor | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Record reduced attention rows of one pass, if wanted under ablation.
+    """Record reduced attention rows of one pass, if wanted under ablation or steering (arguments as of `ablate`).
 
     `rows` int [B, R] are query columns of the padded sequence (-1: unused, reduces to 0-attention): **row
     S-1+t predicts token t** of a reply to a prompt of S columns. Each reduction turns rows [B, heads, R, kv]
     into [B, heads, R, ...]; after the block the dict holds name -> float32 [B, layers, heads, R, ...].
     """
     got: dict[str, torch.Tensor] = {}
-    plan = _plan(vlm, conditions, prompt_length, rows=rows, reduce=reduce)
+    plan = _plan(vlm, conditions, prompt_length, targets, rows=rows, reduce=reduce)
     if plan.batch not in (None, rows.shape[0]):
         raise ValueError(f"{plan.batch} conditions for {rows.shape[0]} batch rows.")
     plan.batch = rows.shape[0]
@@ -403,7 +465,7 @@ class Sampling(LogitsProcessor):
 def generate(
     vlm: VLM,
     batch: Batch,
-    conditions: Sequence[Ablation | None] | Sequence[Sequence[Ablation | None]] = (None,),
+    conditions: Sequence[Intervention | None] | Sequence[Sequence[Intervention | None]] = (None,),
     max_new_tokens: int | None = None,
     temperature: float | None = None,
     seeds: Sequence[Sequence[int]] | None = None,
@@ -425,10 +487,12 @@ def generate(
     )  # fmt: skip
     if temperature is not None:
         settings["logits_processor"] = [Sampling(temperature, [seed for several in seeds for seed in several], length)]
+    steered = any(isinstance(condition, Steering) for condition in rows)
+    targets = segment_columns(batch).repeat_interleave(C, 0) if steered else None
     if C > 1 and temperature is None and all(a is None or a.phase == "decode" for a in rows):
-        ids = _generate_after_shared_prefill(vlm, batch, rows, settings)
+        ids = _generate_after_shared_prefill(vlm, batch, rows, settings, targets)
     elif any(rows):
-        with ablate(vlm, rows, length):
+        with ablate(vlm, rows, length, targets):
             ids = vlm.model.generate(**vlm.inputs(batch, C), **settings)[:, length:]
     else:
         ids = vlm.model.generate(**vlm.inputs(batch, C), **settings)[:, length:]
@@ -438,7 +502,9 @@ def generate(
     return np.where(ended, -1, ids).reshape(B, C, -1)
 
 
-def _generate_after_shared_prefill(vlm: VLM, batch: Batch, rows: list, settings: dict) -> torch.Tensor:
+def _generate_after_shared_prefill(
+    vlm: VLM, batch: Batch, rows: list, settings: dict, targets: torch.Tensor | None
+) -> torch.Tensor:
     copies = len(rows) // len(batch)
     inputs = vlm.inputs(batch)
     begun = vlm.model.generate(**inputs, **settings | {"max_new_tokens": 1, "return_dict_in_generate": True})
@@ -454,7 +520,7 @@ def _generate_after_shared_prefill(vlm: VLM, batch: Batch, rows: list, settings:
     if getattr(vlm.model.model, "rope_deltas", None) is not None:  # Qwen keeps these from the last prefill
         vlm.model.model.rope_deltas = vlm.model.model.rope_deltas.repeat_interleave(copies, 0)
     settings = settings | {"max_new_tokens": settings["max_new_tokens"] - 1}
-    with ablate(vlm, rows, batch.length):
+    with ablate(vlm, rows, batch.length, targets):
         return vlm.model.generate(input_ids=ids, **more, cache=begun.cache, **settings)[:, batch.length :]
 
 

@@ -23,7 +23,7 @@ from statsmodels.stats.proportion import confint_proportions_2indep
 from vrhlib import store
 from vrhlib.agreement import shared
 from vrhlib.answers import judge
-from vrhlib.attention import KERNEL, KINDS, PHASES, Ablation, fitting, generate, head_means
+from vrhlib.attention import KERNEL, KINDS, PHASES, Ablation, Intervention, fitting, generate, head_means
 from vrhlib.heads import HeadScores, HeadSet
 from vrhlib.outcomes import POSSIBLE, UNREADABLE, judged
 from vrhlib.samples import Samples
@@ -44,7 +44,7 @@ _CONDITION = ["model", "benchmark", *Condition._fields]  # what tells the rows o
 
 
 def replies(
-    vlm: VLM, samples: Samples, conditions: Mapping[Condition, Ablation | None], batch_size: int = 8
+    vlm: VLM, samples: Samples, conditions: Mapping[Condition, Intervention | None], batch_size: int = 8
 ) -> pd.DataFrame:
     """Greedy replies of every sample under every condition; stored per condition, and resumed.
 
@@ -160,19 +160,29 @@ def sweep_replies(
     anything runs, if a group belongs to another grid or has fewer heads than the largest k (`short="skip"`: it is cut
     only as far as it goes).
     """
-    conditions: dict[Condition, Ablation | None] = {UNMASKED: None}
+    cut = cut_groups(vlm, groups, ks, short)
+    conditions = {name: Ablation(heads, kind, phase, means) for name, heads in cut.items()}
+    return replies(vlm, samples, {UNMASKED: None} | conditions, batch_size)
+
+
+def cut_groups(
+    vlm: VLM, groups: Mapping[str, HeadSet], ks: Sequence[int], short: Literal["refuse", "skip"] = "refuse"
+) -> dict[Condition, HeadSet]:
+    """The first k heads of each group for every k above 0, by the condition that they make (see `sweep_replies`)."""
+    found: dict[Condition, HeadSet] = {}
     drawn = set()
     for name, heads in groups.items():
         match = re.fullmatch(r"(.+?) (\d+)", name)
         condition, seed = (match[1], int(match[2])) if match else (name, None)
         for k in ks:
             if k and (short == "refuse" or k <= len(heads)):
+                cut = heads.on(vlm.grid).top(k)
                 if condition == "layer_matched":
-                    if (k, alike := frozenset(heads.on(vlm.grid).top(k))) in drawn:
+                    if (k, alike := frozenset(cut)) in drawn:
                         continue
                     drawn.add((k, alike))
-                conditions[Condition(condition, k, seed)] = Ablation(heads.on(vlm.grid).top(k), kind, phase, means)
-    return replies(vlm, samples, conditions, batch_size)
+                found[Condition(condition, k, seed)] = cut
+    return found
 
 
 def baseline(vlm: VLM, samples: Samples, pairs: Samples, batch_size: int = 8) -> pd.DataFrame:

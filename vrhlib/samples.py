@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from vrhlib import store
 from vrhlib.answers import Rule
-from vrhlib.boxes import Box, decode_mask
+from vrhlib.boxes import Box, decode_mask, encode_mask
 
 # What the text of a sample is: a phrase that names the referent or a question whose answer is the referent (both are
 # answered with a box), a phrase that names a place to point at, or a whole question that is answered in words.
@@ -53,6 +53,14 @@ class StoredImage:
         return getattr(self.load_rgb(), name)
 
 
+class Segment(NamedTuple):
+    """A thing in a picture: what it is, its box in original pixels, its mask (run lengths) if there is one."""
+
+    name: str
+    box: Box
+    mask: Mapping | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One question about one image. `box` in original pixels; `mask` bool [height, width], run lengths as pycocotools
@@ -63,6 +71,8 @@ class Sample:
     `chance` is the probability of a reader who picks among what could be answered (one of the things or words in view,
     or one of the choices); `bystander` that of a reader who sees the picture but not which thing is meant, and answers
     with what most things in it have (NaN where that makes no sense).
+
+    `segments`: what else is known to stand in the picture, the referent included; they are pointed at, never asked for.
 
     `context` is a text that stands before the question, `span` the characters of it (start, stop) that hold the answer:
     what a box is to a picture.
@@ -83,6 +93,7 @@ class Sample:
     rule: Rule = "choice"
     context: str = ""
     span: tuple[int, int] | None = None
+    segments: tuple[Segment, ...] = ()
 
     def __post_init__(self):
         if self.span is not None and not 0 <= self.span[0] < self.span[1] <= len(self.context):
@@ -109,11 +120,19 @@ class Sample:
         """The mask as bool [height, width]."""
         return None if self.mask is None else decode_mask(self.mask)
 
+    @property
+    def _outline(self) -> list:
+        """The mask as height, width and run lengths in text; the same for an array and for its run lengths."""
+        mask = self.mask if isinstance(self.mask, Mapping) else encode_mask(self.mask, self.image.size)
+        counts = mask["counts"]
+        return [*map(int, mask["size"]), counts.decode() if isinstance(counts, bytes) else counts]
+
     @cached_property
     def fingerprint(self) -> str:
         """Changes when anything that determines a reply or a head score changes: the run key is built from it."""
         more = [self.context, self.span and [*self.span]] if self.context else []
         more += ["answer", self.answer] if self.answer is not None else []
+        more += ["mask", *self._outline] if self.mask is not None else []
         box = self.box and [*map(float, self.box)]
         return store.digest([self.id, self.image_key, self.text, box, self.task, *more])
 

@@ -9,9 +9,9 @@ import numpy as np
 from PIL import Image
 
 from vrhlib import store
-from vrhlib.boxes import Box
+from vrhlib.boxes import Box, encode_mask
 from vrhlib.nano import questions, scenes
-from vrhlib.samples import Benchmark, Sample, Samples
+from vrhlib.samples import Benchmark, Sample, Samples, Segment
 
 Named = Callable[[scenes.Scene, np.random.Generator], scenes.Expression | None]
 
@@ -43,8 +43,15 @@ def _grounded(benchmark: str, named: Named, split: str, n: int, seed: int, pairs
             yield Sample(
                 id=f"{benchmark}-{split}-{seed}-{i}{letter}", image=drawn.image, image_key=drawn.image_key, text=e.text,
                 box=Box(*map(float, thing.box)), mask=drawn.mask(thing), kind=e.kind, chance=1 / len(drawn.things),
-                task="question" if e.kind == "question" else "locate",
+                task="question" if e.kind == "question" else "locate", segments=_segments(drawn),
             )  # fmt: skip
+
+
+def _segments(drawn: scenes.Scene) -> tuple[Segment, ...]:
+    return tuple(
+        Segment(f"{t.size} {t.colour} {t.shape}", Box(*map(float, t.box)), encode_mask(drawn.mask(t), drawn.image.size))
+        for t in drawn.things
+    )
 
 
 def _until(split: str, seed: int, i: int, pick: Callable, things: tuple[int, int] = (4, 8)) -> tuple:

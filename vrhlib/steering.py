@@ -1,0 +1,110 @@
+"""Steering: point at a thing, make heads look at it while the answer is written, and see where the box goes.
+
+Ablation asks whether heads are *needed*; steering asks whether their looking is *enough*. The question stays the same
+(*the red circle*), the top heads attend evenly to another thing's image tokens (`attention.Steering`), and the reply
+counts as a success where its box has IoU >= 0.5 with the thing pointed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from vrhlib.attention import Phase, Steering
+from vrhlib.boxes import Box
+from vrhlib.evaluate import UNMASKED, Condition, cut_groups, replies
+from vrhlib.heads import HeadSet
+from vrhlib.outcomes import IOU, UNREADABLE
+from vrhlib.samples import Sample, Samples, Segment
+from vrhlib.stats import paired_difference
+from vrhlib.vlm import VLM
+
+
+def segments(asked: Samples) -> dict[str, tuple[Segment, ...]]:
+    """What stands in each picture, by image key: the segments that its samples carry, else the things that they ask for
+    (one thing asked for twice is one segment)."""
+    found: dict[str, list[Segment]] = {}
+    for s in asked:
+        known = found.setdefault(s.image_key, [])
+        for segment in s.segments or [Segment(s.text, s.box, None if s.mask is None else s.mask)]:
+            if all(segment.box.iou(other.box) < IOU for other in known):
+                known.append(segment)
+    return {key: tuple(several) for key, several in found.items()}
+
+
+def pointed(asked: Samples) -> Samples:
+    """Every sample once for every segment of its picture, which then stands in the place of the referent: `kind` is
+    `referent` where the segment is what the text names (IoU >= 0.5), else `other`.
+
+    A reply to such a sample is right if its box is at the segment. Raises ValueError if no picture has a second thing.
+    """
+    known = segments(asked)
+    made = [aimed(s, segment, f"{s.id} -> {i}") for s in asked for i, segment in enumerate(known[s.image_key])]
+    if all(s.kind == "referent" for s in made):
+        raise ValueError(
+            f"{asked!r}: no picture has a second thing to point at. Take samples with segments, or pairs=True."
+        )
+    return Samples(f"{asked.benchmark}, pointed", asked.split, made, asked.origin, asked.lost, asked.notes)
+
+
+def aimed(sample: Sample, segment: Segment, name: str) -> Sample:
+    """The sample with the segment in the place of its referent."""
+    kind = "referent" if segment.box.iou(sample.box) >= IOU else "other"
+    return replace(sample, id=name, box=segment.box, mask=segment.mask, kind=kind)
+
+
+def steer(
+    vlm: VLM,
+    samples: Samples,
+    groups: Mapping[str, HeadSet],
+    ks: Sequence[int],
+    phase: Phase = "decode",
+    batch_size: int = 8,
+) -> pd.DataFrame:
+    """Replies to `pointed` samples with the first k heads of each group looking at the segment, for every k, and of the
+    model left alone (`unmasked`).
+
+    Columns as of `evaluate.replies`: outcome `correct` means that the box is at the segment pointed at; `centred`
+    whether its centre lies in the segment's box. Groups are
+    named, and cut short, as in `evaluate.sweep_replies`.
+    """
+    cut = cut_groups(vlm, groups, ks, "skip")
+    steered = {name: Steering(heads, phase) for name, heads in cut.items()}
+    answers = replies(vlm, samples, {UNMASKED: None} | steered, batch_size)
+    at = {s.id: s.box for s in samples}
+    answers["centred"] = [_centred(Box.of(row), at[row.id]) for _, row in answers.iterrows()]
+    return answers
+
+
+def _centred(box: Box | None, segment: Box) -> bool:
+    """Whether the middle of a box lies in the segment's box."""
+    if box is None:
+        return False
+    x, y = (box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2
+    return segment.x0 <= x < segment.x1 and segment.y0 <= y < segment.y1
+
+
+def success(answers: pd.DataFrame, kind: str = "other") -> pd.DataFrame:
+    """How often the box goes where one points, a row per model, condition, k and seed; percent.
+
+    Columns: model, benchmark, condition, k, seed; rate, low, high (boxes at the segment, 95 % bootstrap over pictures:
+    segments of one picture are no independent trials); centre, centre_low, centre_high (boxes whose centre lies in the
+    segment's box, whatever their size); unreadable (replies without a box); n (segments pointed at), pictures. `kind`:
+    `other` counts things that the text does not name, `referent` the one that it does.
+    """
+    chosen, rows = answers[answers.kind == kind], []
+    by = ["model", "benchmark", *Condition._fields]
+    for values, frame in chosen.groupby(by, sort=False, dropna=False):
+        at, centred = ((frame.outcome == "correct"), frame.centred)
+        rate, centre = (paired_difference(hits, [False] * len(frame), frame.image.tolist()) for hits in (at, centred))
+        rows.append(dict(zip(by, values)) | {
+            "rate": rate.mean, "low": rate.low, "high": rate.high,
+            "centre": centre.mean, "centre_low": centre.low, "centre_high": centre.high,
+            "unreadable": 100 * float(frame.outcome.isin(UNREADABLE).mean()), "n": rate.n,
+            "pictures": frame.image.nunique(),
+        })  # fmt: skip
+    table = pd.DataFrame(rows).astype({"seed": "Int64"})
+    table.attrs["runs"] = answers.attrs.get("runs", [])
+    return table

@@ -20,6 +20,7 @@ usage() {
 ./run_all.sh plan [nano|paper] [01 03 ...] [NAME=VALUE ...] [--limit N]   what that would run, what it costs, what is
                              cached; how good the embedded models are, or what real ones need (no GPU, no network)
 ./run_all.sh test [pytest arguments]    run the tests
+./run_all.sh test browser [...]         of the tests, those that look at a page in Chromium (apt install chromium)
 ./run_all.sh lab                        open JupyterLab in notebooks/
 ./run_all.sh help                       this text
 
@@ -42,6 +43,8 @@ a Python >= 3.11 and filled from requirements.lock. Your own always wins: activa
   the Hub          HF_HOME (where downloads go), HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE=1 (use what is there) work
                    for paper as everywhere; a folder data/local/<Hub id> goes before the Hub. nano never asks it
   VRHLIB_DEVICE    cuda:1 or cpu, say, if you mean it
+  VRHLIB_BROWSER   the Chromium or Chrome of the tests; else the first on PATH, else Playwright's. Without any, the tests
+                   that need one are skipped and say so (where CI is set they fail, unless VRHLIB_NO_BROWSER=1)
 EOT
 }
 
@@ -257,6 +260,9 @@ case "$command" in
         if [ ${#words[@]} -eq 0 ]; then  # all: a process per core, four at most (each loads torch), a file at a time
             words=(-n auto --maxprocesses 4 --dist loadfile)
             export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"  # processes that share cores and spin threads crawl
+        elif [ "${words[0]}" = browser ]; then  # in one process: they share a browser and a JupyterLab
+            words[0]=-v
+            words=(tests/browser ${words[@]+"${words[@]}"})
         fi
         exec "$PYTHON" -m pytest ${words[@]+"${words[@]}"}
         ;;

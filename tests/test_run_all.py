@@ -112,7 +112,8 @@ def test_a_typo_is_refused_in_one_line_before_any_python_is_looked_for(sandbox, 
 def test_help_lists_every_command(sandbox, word):
     done = sandbox(word)
     assert done.returncode == 0
-    for command in ("nano", "paper", "plan", "test", "lab", "NAME=VALUE", "--limit N", "CUDA", "HF_HOME", "MODELS="):
+    words = "nano paper plan test lab NAME=VALUE CUDA HF_HOME MODELS=".split()
+    for command in (*words, "--limit N", "test browser"):
         assert command in done.stdout
 
 
@@ -130,6 +131,9 @@ def test_help_lists_every_command(sandbox, word):
         (["test", "--limit", "5"], "-m pytest --limit 5 | offline=1"),
         (["test", "-k", "a b"], "-m pytest -k a b | offline=1"),
         (["test"], "-m pytest -n auto --maxprocesses 4 --dist loadfile | offline=1"),
+        (["test", "browser"], "-m pytest tests/browser -v | offline=1"),
+        (["test", "browser", "-k", "a b"], "-m pytest tests/browser -v -k a b | offline=1"),
+        (["test", "-k", "browser"], "-m pytest -k browser | offline=1"),
         (["lab"], "-m jupyterlab | offline="),
     ],
 )
@@ -234,6 +238,66 @@ def test_the_script_keeps_to_bash_3():
     newer = r"declare -A|local -n|mapfile|readarray|\$\{\w+(,,|\^\^|@[A-Z])|\|&|&>>|coproc|\[\[ -v "
     assert re.findall(newer, code) == []
     assert not re.findall(r'(?<!\+)"\$\{\w+\[@\]\}"', code), "an empty array is an unbound variable there"
+
+
+# ---- the browser of CI
+
+
+class CI(Sandbox):
+    """.ci/run up to the tests: run_all.sh is a script that writes down what it was told, and fails."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        (self.root / ".ci").mkdir()
+        shutil.copy(ROOT / ".ci" / "run", self.root / ".ci")
+        for name, tool in {"mktemp": "mktemp", "sleep": "true"}.items():
+            (self.bin / name).symlink_to(shutil.which(tool))
+        told = 'echo "${VRHLIB_BROWSER:-none} ${VRHLIB_NO_BROWSER:-}" >>"$CALLS"; exit 1'
+        self.program(self.root / "run_all.sh", told)
+        self.program("id", "echo 0")
+
+    def program(self, name: str | Path, text: str) -> None:
+        (self.bin / name).write_text(f"#!/usr/bin/env bash\n{text}\n")
+        (self.bin / name).chmod(0o755)
+
+    def apt(self, *, works: bool) -> None:
+        self.program("browser-of-debian", "")
+        install = 'cp "$(dirname "$0")/browser-of-debian" "$(dirname "$0")/chromium"' if works else "exit 100"
+        self.program("apt-get", f'echo "apt $2" >>"$CALLS"; [ "$2" = update ] || {install}')
+
+    def __call__(self) -> str:
+        return subprocess.run([self.root / ".ci" / "run"], env=self.environment, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def ci(tmp_path):
+    return CI(tmp_path)
+
+
+def test_ci_names_the_first_browser_that_answers(ci):
+    ci.program("chromium-browser", "echo install the snap; exit 1")
+    ci.program("google-chrome", "echo Google Chrome 1.2.3")
+    ci.apt(works=True)
+    assert "SKIPPED" not in ci() and ci.calls() == ["google-chrome "]
+    ci.environment["VRHLIB_BROWSER"] = "/nowhere"
+    assert "SKIPPED" not in ci() and ci.calls() == ["/nowhere "], "the tests say what is wrong with it"
+
+
+def test_ci_installs_a_browser_where_it_can(ci):
+    ci.apt(works=True)
+    assert "SKIPPED" not in ci() and ci.calls() == ["apt update", "apt install", "chromium "]
+
+
+def test_ci_says_that_it_has_no_browser_and_why(ci):
+    assert "ci: BROWSER TESTS WILL BE SKIPPED: there is no Chromium or Chrome on PATH, and no apt-get" in ci()
+    assert ci.calls() == ["none 1"]
+    ci.apt(works=False)
+    assert "SKIPPED: there is no Chromium or Chrome on PATH, and apt-get could not install one" in ci()
+    assert ci.calls() == ["apt update", "apt install"] * 2 + ["none 1"]
+    ci.program("id", "echo 1000")
+    assert "SKIPPED: there is no Chromium or Chrome on PATH, and only root could" in ci()
+    ci.environment["VRHLIB_NO_BROWSER"] = "1"
+    assert "SKIPPED: VRHLIB_NO_BROWSER=1" in ci() and ci.calls() == ["none 1"] * 2
 
 
 # ---- the packages, said once

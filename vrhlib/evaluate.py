@@ -426,7 +426,7 @@ def sensitivity(
     ("–" for the unmasked model), and the change against the unmasked model with its interval (change, change_low,
     change_high). Groups with fewer heads are left out.
     """
-    means, tables = _mean_outputs(vlm, seen, batch_size), []
+    means, tables = mean_outputs(vlm, seen, batch_size), []
     for kind, phase in itertools.product(KINDS, PHASES):
         given = {"means": means} if kind == "mean" else {}
         answers = sweep_replies(vlm, samples, groups, [k], kind, phase, batch_size=batch_size, short="skip", **given)
@@ -440,7 +440,7 @@ def sensitivity(
     return together(tables)
 
 
-def _mean_outputs(vlm: VLM, samples: Samples, batch_size: int) -> torch.Tensor:
+def mean_outputs(vlm: VLM, samples: Samples, batch_size: int) -> torch.Tensor:
     """`attention.head_means` over the prompts of many samples, one batch on the device at a time."""
     parts: list[tuple[torch.Tensor, int]] = []
 

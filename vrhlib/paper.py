@@ -88,6 +88,12 @@ def published_heads(model: str, benchmark: str = "RefCOCO") -> HeadSet:
     return HeadSet(heads, tuple(lists["grid"][model]), f"{model} on {benchmark} (published)")
 
 
+def listed(model: str) -> HeadSet | None:
+    """The paper's top-20 on RefCOCO of a model by the name that `profiles` gives it; None for one it does not have."""
+    known = {name.casefold(): name for name in MODELS}
+    return published_heads(known[model.casefold()]) if model.casefold() in known else None
+
+
 def prior_heads() -> dict[str, HeadSet]:
     """Head lists released by earlier work on the same backbones, by name."""
     return {

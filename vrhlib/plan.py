@@ -267,6 +267,24 @@ def _cross(p: Profile, given: Mapping) -> list[Work]:
     return work
 
 
+def _play(p: Profile, given: Mapping) -> list[Work]:
+    """08_play: heads made to look at every segment of a picture, while the answer is written and in the prompt too; and
+    in the first model what its widgets show first."""
+    models, (benchmark, found, asked) = given["MODELS"] or p.models, _sets(p, given, "08_play", p.n_steer, "pairs")
+    _check_controls(models, given["K"])
+    things = 8 if _profile_name(p) == "nano" else 2  # in a picture, at most: of a scene, and of a pair of expressions
+    work = []
+    for model in models:
+        most = max(len({*p.steer_ks, k}) for k in _possible(p, given))
+        cuts = 1 + most + 1 + len(_PHASES) * 2 * len(p.control_seeds)  # in the prompt too only at one k
+        work.append(Work(model, benchmark, "head scores", 1, found, passes=2))
+        work.append(Work(model, benchmark, "replies while heads look elsewhere", cuts, asked * things))
+    cuts = max(len(_curve(p, k)) for k in _possible(p, given))
+    work.append(Work(models[0], benchmark, "replies, unmasked and ablated", cuts, p.n_universal))
+    work.append(Work(models[0], benchmark, "looked at closely", 1, 20, passes=2, stored=False))
+    return work
+
+
 def _profile_name(p: Profile) -> str:
     return MODELS[p.models[0]].profile
 
@@ -335,6 +353,7 @@ WORK: dict[str, Callable[[Profile, Mapping], list[Work]]] = {
     "05_transfer": _transfer,
     "06_cross_task": _cross,
     "07_dpo": _train,
+    "08_play": _play,
 }
 
 

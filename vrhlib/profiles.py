@@ -99,6 +99,8 @@ class Profile:
     n_dpo: int  # test samples of each
     dpo_seeds: tuple[int, ...]
     recipe: Mapping[str, object]  # `dpo.Recipe`
+    n_steer: int  # expressions, two a picture, that heads are made to look elsewhere for
+    steer_ks: tuple[int, ...]  # numbers of heads that do (controls at the top heads' number)
 
 
 _PROFILES = {
@@ -118,6 +120,7 @@ _PROFILES = {
         dpo_models=("nano-internvl3",), n_pairs_dpo=144, n_dpo=200, dpo_seeds=(0, 1, 2),
         dpo_data={name: name for name in ("scenes-g", "scenes-spatial", "scenes-question")},
         recipe={"method": "lora", "learning_rate": 1e-3, "epochs": 1, "batch_size": 16, "at_once": 16},
+        n_steer=40, steer_ks=(1, 2, 4, 8),
     ),
     "paper": Profile(
         models=("qwen2.5-vl-7b", "qwen3-vl-8b", "internvl3-8b", "internvl3.5-8b"),
@@ -134,6 +137,7 @@ _PROFILES = {
         dpo_models=("qwen2.5-vl-7b",), n_pairs_dpo=6000, n_dpo=1000, dpo_seeds=(0, 1, 2),
         dpo_data={"refcoco-train": "refcoco", "refcoco+-train": "refcoco+", "refcocog-train": "refcocog"},
         recipe={"method": "lora", "learning_rate": 1e-5, "epochs": 4, "batch_size": 16, "at_once": 1},
+        n_steer=200, steer_ks=(5, 10, 20, 50),
     ),
 }  # fmt: skip
 

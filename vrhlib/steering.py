@@ -14,7 +14,7 @@ import pandas as pd
 
 from vrhlib.attention import Phase, Steering
 from vrhlib.boxes import Box
-from vrhlib.evaluate import UNMASKED, Condition, cut_groups, replies
+from vrhlib.evaluate import UNMASKED, Condition, cut_groups, groups, replies, together
 from vrhlib.heads import HeadSet
 from vrhlib.outcomes import IOU, UNREADABLE
 from vrhlib.samples import Sample, Samples, Segment
@@ -78,6 +78,24 @@ def steer(
     return answers
 
 
+def sweep(
+    vlm: VLM,
+    samples: Samples,
+    heads: HeadSet,
+    ks: Sequence[int],
+    k: int,
+    seeds: Sequence[int],
+    phase: Phase = "decode",
+    batch_size: int = 8,
+) -> pd.DataFrame:
+    """`steer` with the first of `heads` for every number of `ks`, and at `k` also with both kinds of controls, drawn
+    from outside the first k (`evaluate.groups`); with the phase as a column."""
+    top = steer(vlm, samples, {"vrh": heads}, ks, phase, batch_size)
+    drawn = steer(vlm, samples, groups(heads.top(k), seeds), [k], phase, batch_size)
+    known = drawn.condition.isin(["unmasked", *(["vrh"] if k in ks else [])])
+    return together([top, drawn[~known]]).assign(phase=phase)
+
+
 def _centred(box: Box | None, segment: Box) -> bool:
     """Whether the middle of a box lies in the segment's box."""
     if box is None:
@@ -89,13 +107,14 @@ def _centred(box: Box | None, segment: Box) -> bool:
 def success(answers: pd.DataFrame, kind: str = "other") -> pd.DataFrame:
     """How often the box goes where one points, a row per model, condition, k and seed; percent.
 
-    Columns: model, benchmark, condition, k, seed; rate, low, high (boxes at the segment, 95 % bootstrap over pictures:
-    segments of one picture are no independent trials); centre, centre_low, centre_high (boxes whose centre lies in the
-    segment's box, whatever their size); unreadable (replies without a box); n (segments pointed at), pictures. `kind`:
-    `other` counts things that the text does not name, `referent` the one that it does.
+    Columns: model, benchmark, condition, k, seed (and phase, where the replies have it); rate, low, high (boxes at the
+    segment, 95 % bootstrap over pictures: segments of one picture are no independent trials); centre, centre_low,
+    centre_high (boxes whose centre lies in the segment's box, whatever their size); unreadable (replies without a box);
+    n (segments pointed at), pictures. `kind`: `other` counts things that the text does not name, `referent` the one
+    that it does.
     """
     chosen, rows = answers[answers.kind == kind], []
-    by = ["model", "benchmark", *Condition._fields]
+    by = ["model", "benchmark", *Condition._fields, *(["phase"] if "phase" in answers else [])]
     for values, frame in chosen.groupby(by, sort=False, dropna=False):
         at, centred = ((frame.outcome == "correct"), frame.centred)
         rate, centre = (paired_difference(hits, [False] * len(frame), frame.image.tolist()) for hits in (at, centred))

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -369,6 +370,26 @@ def speeds(path: Path) -> dict[str, list]:
         return {}
 
 
+_TOLD: ContextVar[Callable[[int, int], None] | None] = ContextVar("vrh_told", default=None)
+
+
+@contextmanager
+def told(tell: Callable[[int, int], None]) -> Iterator[None]:
+    """Inside, long work draws no bar of its own: `tell(done, of)` is called before its first step and after each."""
+    token = _TOLD.set(tell)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
+
+
+def _telling(items: Sequence, tell: Callable[[int, int], None]) -> Iterator:
+    for done, item in enumerate(items):
+        tell(done, len(items))
+        yield item
+    tell(len(items), len(items))
+
+
 def progress(items: Sequence, label: str) -> Iterable:
     """A tqdm progress bar; plain text lines when headless (VRH_PROGRESS=text, set by the notebook runner).
 
@@ -376,6 +397,8 @@ def progress(items: Sequence, label: str) -> Iterable:
     """
     if not items:
         return items
+    if tell := _TOLD.get():
+        return _telling(items, tell)
     from tqdm.auto import tqdm as notebook_tqdm
     from tqdm.std import tqdm as text_tqdm
 

@@ -27,11 +27,12 @@ from vrhlib.figures.scores import (
     sorted_scores,
     sparsity,
 )
+from vrhlib.figures.steering import steering
 from vrhlib.figures.style import COLOUR, CONDITIONS, DASH, HATCH, LABEL, MARKER
 from vrhlib.figures.sweeps import accuracy_vs_k, prior_methods, transfer, universality
 from vrhlib.figures.tasks import cross_task
 from vrhlib.figures.training import TRAINED, gains, training_curves
-from vrhlib.figures.views import ablation_view, design_view, refused
+from vrhlib.figures.views import answer_view, design_view, explorer_view, refused
 
 __all__ = [
     "COLOUR", "CONDITIONS", "DASH", "HATCH", "LABEL", "MARKER",
@@ -41,9 +42,9 @@ __all__ = [
     "benchmark_overlap", "method_overlap", "published_heads",
     "OUTCOMES", "VARIANTS", "ablation_by_model", "outcomes", "variants",
     "accuracy_vs_k", "prior_methods", "transfer", "universality",
-    "cross_task",
+    "cross_task", "steering",
     "cost", "few_samples", "one_token",
     "TRAINED", "gains", "training_curves",
     "attention_maps", "before_after", "example", "reply_rows",
-    "ablation_view", "design_view", "refused",
+    "answer_view", "design_view", "explorer_view", "refused",
 ]  # fmt: skip

@@ -193,14 +193,15 @@ def show_picture(ax, facts: pd.DataFrame, fade: float = 0.0) -> tuple[float, flo
 _BOX_STYLE = {
     "referent": dict(ec=COLOUR["referent"], lw=2.6, ls="-"), "reply": dict(ec="black", lw=1.6, ls="--"),
     "unmasked": dict(ec="black", lw=1.6, ls="--"), "vrh": dict(ec=COLOUR["vrh"], lw=2.2, ls="-."),
-    "random": dict(ec="#555555", lw=1.4, ls=":"),
+    "random": dict(ec="#555555", lw=1.4, ls=":"), "changed": dict(ec=COLOUR["vrh"], lw=2.2, ls="-."),
 }  # fmt: skip
 _OUTSET = {"unmasked": 1.0, "random": 2.0, "reply": 1.0}  # pixels outward, so that equal boxes stay visible
 
 
 def show_boxes(ax, facts: pd.DataFrame) -> None:
     """The boxes in a panel's facts: the referent, and each condition's reply."""
-    label = {"vrh": "reply, VRHs ablated", "random": "reply, random heads ablated", "unmasked": "reply, unmasked"}
+    label = {"vrh": "reply, VRHs ablated", "random": "reply, random heads ablated", "unmasked": "reply, unmasked",
+             "changed": "reply, heads changed"}  # fmt: skip
     for row in facts[facts.fact.isin(list(_BOX_STYLE))].itertuples():
         out = _OUTSET.get(row.fact, 0.0)
         corner, width, height = (row.x0 - out, row.y0 - out), row.x1 - row.x0 + 2 * out, row.y1 - row.y0 + 2 * out

@@ -1,0 +1,136 @@
+"""What all views share: where their controls stood, what went wrong, and a picture for those who cannot run them."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+
+import ipywidgets
+import numpy as np
+import traitlets
+from PIL import Image
+
+from vrhlib.boxes import Box
+from vrhlib.figures import Figure
+
+# Where the controls of each view stood when they last moved: a cell that is run again goes on from there.
+_LEFT: dict[Hashable, dict[str, object]] = {}
+WIDEST = 640  # pixels of a picture as the browser gets it
+
+
+class View(ipywidgets.VBox):
+    """Controls and canvases; `_show` draws what they stand at, `_still` the same as a figure.
+
+    A subclass builds its parts, then calls `_begin`. An error while a person plays is shown below the view and leaves
+    what was there; one in the first state is raised, or a headless run would pass in silence.
+    """
+
+    def _begin(
+        self,
+        key: Hashable,
+        parts: Sequence[ipywidgets.Widget],
+        remembered: Mapping[str, tuple[ipywidgets.Widget, str]],
+        moved: Mapping[str, Callable[[], None]] | None = None,
+    ) -> None:
+        """Lay out the parts and draw the first state.
+
+        `remembered`: name to (widget, trait) of everything that a person moves; what `key` had there before is put
+        back where it still exists. `moved`: what to do when one of them changes, before everything is drawn.
+        """
+        self._error, self._status = ipywidgets.HTML(), ipywidgets.HTML()
+        self._parts, self._key, self._quiet = remembered, key, True
+        self._before = dict(moved or {})
+        super().__init__([*parts, self._status, self._error])
+        self.add_class("vrh-view")
+        left = _LEFT.setdefault(key, {})
+        for name, (widget, trait) in remembered.items():
+            if name in left:
+                with suppress(traitlets.TraitError, ValueError):
+                    setattr(widget, trait, left[name])
+            if name in self._before:
+                self._before[name]()
+        self._show()
+        self._quiet = False
+        for name, (widget, trait) in remembered.items():
+            widget.observe(lambda change, name=name: self._moved(name, change.new), trait)
+
+    def _show(self) -> None:
+        raise NotImplementedError
+
+    def _still(self) -> Figure:
+        raise NotImplementedError
+
+    def _moved(self, name: str, value: object) -> None:
+        _LEFT[self._key][name] = value
+        if self._quiet:  # moved by us
+            return
+
+        def work() -> None:
+            if name in self._before:
+                self._before[name]()
+            self._show()
+
+        self._guarded(work)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do what a person asked for; what goes wrong stands below the view, not in a log that nobody reads."""
+        self._quiet = True
+        try:
+            self._say("")
+            self._error.value = ""
+            work()
+        except Exception as error:
+            said = html.escape(str(error) or type(error).__name__)
+            self._error.value = f'<div role="alert" class="vrh-error">{said}</div>'
+        finally:
+            self._quiet = False
+
+    def _say(self, words: str) -> None:
+        self._status.value = f'<div role="status" class="vrh-line">{html.escape(words)}</div>' if words else ""
+
+    def _repr_mimebundle_(self, **kwargs):
+        bundle = super()._repr_mimebundle_(**kwargs)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        return {**(data or {}), "image/png": base64.b64encode(self._still().png()).decode()}, metadata
+
+
+def png(image: Image.Image) -> bytes:
+    """A picture as the browser gets it: PNG, at most `WIDEST` pixels wide or high."""
+    buffer, scale = io.BytesIO(), min(1.0, WIDEST / max(image.size))
+    small = image.convert("RGB")
+    if scale < 1:
+        small = small.resize([max(1, round(side * scale)) for side in image.size])
+    small.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def boxed(name: str, label: str, box: Box | None) -> dict:
+    """A box as `canvases.Picture` wants it."""
+    return {"name": name, "label": label, "box": None if box is None else [round(float(x), 1) for x in box]}
+
+
+def outline(box: Box, mask: np.ndarray | None) -> str:
+    """SVG path data of a segment in pixels: the runs of its mask, row by row, or its box."""
+    if mask is None:
+        return f"M{box.x0:g} {box.y0:g}H{box.x1:g}V{box.y1:g}H{box.x0:g}Z"
+    edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    runs = zip(*np.nonzero(edges == 1), np.nonzero(edges == -1)[1])
+    return "".join(f"M{start} {row}h{stop - start}v1h{start - stop}z" for row, start, stop in runs)
+
+
+def menu(name: str, options: Sequence, **more) -> ipywidgets.Dropdown:
+    return ipywidgets.Dropdown(options=list(options), description=name, layout={"width": "max-content"}, **more)
+
+
+def number(name: str, most: int, value: int = 0, **more) -> ipywidgets.IntSlider:
+    """A slider over whole numbers from 0; arrow keys move it."""
+    return ipywidgets.IntSlider(
+        value=min(value, most), min=0, max=most, description=name, continuous_update=False, **more
+    )
+
+
+def row(*parts: ipywidgets.Widget) -> ipywidgets.HBox:
+    return ipywidgets.HBox(list(parts), layout={"flex_flow": "row wrap", "align_items": "flex-start"})

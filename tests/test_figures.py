@@ -254,6 +254,38 @@ def legend_of(figure) -> list[str]:
     return [t.get_text() for t in figure.canvas.legends[0].get_texts()]
 
 
+STEERED = ["model", "benchmark", "condition", "k", "seed", "rate", "low", "high", "n", "phase"]
+
+
+def steered(models=("toy",), ks=(1, 3), phases=("decode", "all"), **changed) -> pd.DataFrame:
+    """As `steering.success` makes it: the model left alone, its top heads at every k, five draws of two kinds of
+    controls at the last; in the prompt too only at the last k."""
+    rows = []
+    for i, model in enumerate(models):
+        for phase in phases:
+            own = [("unmasked", 0, None, 2.0 + i)]
+            own += [("vrh", k, None, 20.0 * k - 5 * i) for k in (ks if phase == "decode" else ks[-1:])]
+            drawn = [("random", 4.0), ("layer_matched", 9.0)]
+            own += [(name, ks[-1], seed, rate + seed) for name, rate in drawn for seed in range(5)]
+            rows += [(model, phase, *row) for row in own]
+    frame = pd.DataFrame(rows, columns=["model", "phase", "condition", "k", "seed", "rate"]).astype({"seed": "Int64"})
+    ends = {"low": frame.rate - 2, "high": frame.rate + 3, "centre": frame.rate + 10, "centre_low": frame.rate + 6}
+    more = {"centre_high": frame.rate + 15, "unreadable": 1.5, "n": 120, "pictures": 30, "benchmark": "scenes"}
+    return frame.assign(**ends, **more).assign(**changed)
+
+
+LINES = {"vrh": [[0, 75.0, 60, 85], [2, 40.0, 30, 52]], "random": [[0, 75.0, 60, 85], [2, 70.0, 55, 82]]}
+BAND = {"label": "random heads, range of 2 seeds", "points": [[2, 66.0, 70.0, 74.0]]}
+SHARES = {"no box": 20.0, "correct": 40.0, "wrong box": 40.0}
+ANSWERED = ("the cat", IMAGE, {"referent": BOX, "unmasked": Box(11, 12, 41, 52), "reply": Box(1, 2, 20, 30)})
+LOST = ("the cat", IMAGE, {"referent": BOX, "unmasked": BOX, "reply": None})
+NOWHERE = ("toy on b", 5, None, "not measured here")
+
+
+def explored(where=("toy on b", 2, 40.0, "n=100"), lines=LINES, band=BAND, shares=SHARES, picture=ANSWERED):
+    return figures.explorer_view(where, lines, band, shares, picture)
+
+
 TOPS = {"vrh": SCORES.top(3), "localization_heads@grounding": SCORES.top(4).rest().top(3)}
 ACCURACIES = {"unmasked": (90.0, 84.0, 94.0), "this scoring": (20.0, 14.0, 27.0), "random": None}
 
@@ -284,9 +316,11 @@ EVERY = {
     "before_after": lambda: figures.before_after(
         [("the cat", IMAGE, BOX, {"unmasked": BOX, "vrh": Box(1, 2, 20, 30), "random": None})]
     ),
-    "ablation_view": lambda: figures.ablation_view(
-        SCORES, 2, {"vrh": 20.0, "random": 80.0}, ("the cat", IMAGE, BOX, {"unmasked": BOX, "vrh": None})
+    "explorer_view": explored,
+    "answer_view": lambda: figures.answer_view(
+        SCORES, SCORES.top(2), ANSWERED, "{[1, 2, 20, 30]}\nIoU $0.1$, wrong box"
     ),
+    "steering": lambda: figures.steering(steered(["toy", "other"])),
     "refused": lambda: figures.refused("copy: copying is defined for text only, whatever $x$ costs."),
     "one_token": lambda: figures.one_token(sweep()),
     "few_samples": lambda: figures.few_samples(stable()),
@@ -313,6 +347,12 @@ OTHERS = {
     "training_curves of sft": lambda: figures.training_curves(training_log(1).query("condition == 'sft'")),
     "score_changes of one condition": lambda: figures.score_changes(changed_scores(["another"], 784, 20, 3)),
     "score_changes of three": lambda: figures.score_changes(changed_scores(figures.TRAINED, moved=1)),
+    "explorer_view of what was not measured": lambda: explored(NOWHERE, {"vrh": []}, None, {}, LOST),
+    "explorer_view of one condition": lambda: explored(lines={"vrh": LINES["vrh"]}, band=None),
+    "explorer_view of a condition without a colour": lambda: explored(lines=LINES | {"mine": LINES["vrh"]}),
+    "answer_view without a head or a box": lambda: figures.answer_view(SCORES, SCORES.top(0), LOST, "x " * 200),
+    "steering of one number of heads": lambda: figures.steering(steered(ks=(3,), phases=("all",))),
+    "steering without controls": lambda: figures.steering(steered().query("condition in ('unmasked', 'vrh')")),
     "attention_maps without a box": lambda: figures.attention_maps(ONE_QUESTION),
 }
 
@@ -656,6 +696,7 @@ NEEDED = {
     "gains": (trained, "evaluate the trained models first"),
     "training_curves": (training_log, "train first, and keep the log of every seed"),
     "score_changes": (changed_scores, "score the heads before and after training first"),
+    r"steering": (lambda: steered()[STEERED], r"steer heads and count \(steering.success\) first"),
 }
 
 
@@ -1128,3 +1169,89 @@ def test_changes_of_two_trainings_in_one_panel_and_other_top_heads_than_k_are_re
         figures.score_changes(pd.concat([changed_scores(), changed_scores().assign(shared=2, spearman=0.5)]))
     with pytest.raises(ValueError, match="Column top marks 5 heads of dpo vrh, not k=4: mark the top k"):
         figures.score_changes(changed_scores().assign(k=4))
+
+
+def test_the_explorer_shows_its_lines_the_ring_at_k_and_what_replies_become():
+    curve, picture, bar = explored().canvas.axes
+    assert line_of(curve, "VRH") == [[0, 75], [2, 40]] and line_of(curve, "random heads, range") == [[2, 70]]
+    assert [h.get_label() for h in curve.containers] == ["random heads, range of 2 seeds", "VRH", "random heads"]
+    spans = [box[2][0].get_segments()[-1][:, 1].tolist() for box in curve.containers]
+    assert np.allclose(spans, [[66, 74], [30, 52], [55, 82]])
+    (ring,) = [line for line in curve.lines if line.get_markersize() == 11]
+    assert ring.get_xydata().tolist() == [[2, 40]] and ring.get_label() == "k = 2: 40.0"
+    assert ring.get_markerfacecolor() == "none", "the point below stays visible"
+    (at,) = [line for line in curve.lines if line.get_linestyle() == ":"]
+    assert at.get_xdata() == [2, 2] and curve.get_title() == "toy on b, n=100"
+    assert (curve.get_ylim(), bar.get_xlim()) == ((0, 103), (0, 100)) and bar.get_xlabel() == "replies at k = 2 (%)"
+    assert [(b.get_label(), b[0].get_width()) for b in bar.containers] == [
+        ("correct", 40), ("wrong box", 40), ("no box", 20),
+    ]  # fmt: skip
+    assert picture.get_title() == "the cat" and len(picture.patches) == 3 and not picture.get_xlabel()
+
+
+def test_a_point_that_was_not_measured_has_a_place_and_no_ring():
+    curve, _, bar = OTHERS["explorer_view of what was not measured"]().canvas.axes
+    assert not [line for line in curve.lines if line.get_markersize() == 11]
+    assert [line.get_xdata() for line in curve.lines if line.get_linestyle() == ":"] == [[5, 5]]
+    assert [t.get_text() for t in bar.texts] == ["not measured"] and not bar.patches
+
+
+def test_a_reply_without_a_box_is_named_below_the_picture():
+    without = figures.answer_view(SCORES, SCORES.top(1), LOST, "no numbers").canvas.axes[1]
+    assert without.get_xlabel() == "no box: reply, heads changed" and len(without.patches) == 2
+    both = figures.answer_view(
+        SCORES, SCORES.top(1), (*LOST[:2], {"referent": BOX, "unmasked": None, "reply": None}), "x"
+    )
+    assert both.canvas.axes[1].get_xlabel() == "no box: unmasked, reply, heads changed"
+    assert not EVERY["answer_view"]().canvas.axes[1].get_xlabel()
+
+
+def test_an_answer_shows_the_heads_that_changed_it_in_any_number():
+    figure = figures.answer_view(SCORES, SCORES.top(2), ANSWERED, "the reply $x\nits outcome")
+    heads, picture = figure.canvas.axes[:2]
+    (crosses,) = [line for line in heads.lines if line.get_marker() == "x"]
+    assert {tuple(map(int, at)) for at in crosses.get_xydata()} == {(h.head, h.layer) for h in SCORES.top(2)}
+    assert heads.get_title() == "toy: 2 of 24 heads"
+    assert figure.canvas.get_suptitle() == "the reply $x\nits outcome"
+    drawn = {p.get_label(): (p.get_x(), p.get_y(), p.get_width(), p.get_height()) for p in picture.patches}
+    assert drawn["reply, heads changed"] == (1, 2, 19, 28) and len(drawn) == 3
+    none = figures.answer_view(SCORES, SCORES.top(0), ANSWERED, "x").canvas.axes[0]
+    assert none.get_title() == "toy: 0 of 24 heads"
+
+
+def test_steering_rises_from_the_model_left_alone_a_panel_a_model():
+    figure = figures.steering(steered(["toy", "other"]))
+    toy, other = figure.canvas.axes
+    assert titles_of(figure) == ["toy, n=120", "other, n=120"]
+    assert line_of(toy, "VRH (95") == [[0, 2], [1, 20], [3, 60]] and line_of(other, "VRH (95") == [
+        [0, 3],
+        [1, 15],
+        [3, 55],
+    ]
+    assert line_of(toy, "left alone") == [[0, 2], [1, 2]]
+    for ax in (toy, other):
+        assert ax.get_ylim()[0] == 0 and ax.get_xticks().tolist() == [0, 1, 3]
+        rows = dict(zip(*reversed(ax.get_legend_handles_labels())))
+        ((x, mean),) = line_of(ax, "random heads (range of 5 seeds)")
+        assert mean == 6 and 3 < x < 4, "beside the other points of its k"
+        low, high = rows["random heads (range of 5 seeds)"].lines[2][0].get_segments()[0][:, 1]
+        assert (low, high) == (4, 8), "a range over seeds"
+        ends = rows["VRH (95 % interval)"].lines[2][0].get_segments()
+        assert [float(np.ptp(end[:, 1])) for end in ends] == [5, 5, 5], "intervals"
+        faces = {label: bars.lines[0].get_markerfacecolor() for label, bars in rows.items() if label != "left alone"}
+        assert {label for label, face in faces.items() if face == "white"} == {
+            label for label in faces if "in the prompt too" in label
+        }
+    assert len(legend_of(figure)) == 7
+
+
+@pytest.mark.parametrize(
+    "table, message",
+    [
+        (steered().query("condition != 'unmasked'"), "toy has no unmasked row"),
+        (pd.concat([steered(), steered(benchmark="c")]), "toy has 2 benchmarks in one panel"),
+    ],
+)
+def test_steering_without_a_baseline_or_of_several_benchmarks_is_refused(table, message):
+    with pytest.raises(ValueError, match=message):
+        figures.steering(table)

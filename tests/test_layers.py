@@ -16,12 +16,13 @@ LAYERS = {
     "attention": 4, "benchmarks": 4, "outcomes": 4,
     "scoring": 5, "evaluate": 5, "wiring": 5, "tasks": 5,
     "dpo": 6, "steering": 6,
+    "live": 7,
 }  # fmt: skip
 DRAWN = {
     "style": 0, "checks": 0,
     "output": 1,
     "scores": 2, "overlaps": 2, "conditions": 2, "sweeps": 2, "detection": 2, "pictures": 2, "tasks": 2,
-    "training": 2,
+    "training": 2, "steering": 2,
     "views": 3,
 }  # fmt: skip
 
@@ -31,13 +32,22 @@ def below(layers: dict[str, int]) -> dict[str, set[str]]:
 
 
 BELOW, FIGURES = below(LAYERS), below({f"figures.{name}": layer for name, layer in DRAWN.items()})
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
 SHOWN = {"store", "profiles", "heads", "boxes", "stats", "paper", "design_space", "methods"}  # results, no model
+VIEWS = ("explorer", "knockout", "picker", "steering", "stepper")
 ALLOWED = BELOW | {
     "benchmarks": {"store", "samples", "real", "generated", "nano.benchmarks"},
     "real": BELOW["samples"] | {"samples"},  # reads tables, no model
     "figures": set(FIGURES),  # re-exports
     **{name: SHOWN | modules for name, modules in FIGURES.items()},
-    "widgets": SHOWN | {"figures"},
+    "widgets": {f"widgets.{name}" for name in VIEWS},  # re-exports
+    "widgets.canvases": set(),  # what the browser gets, and no more
+    "widgets.view": SHOWN | {"figures"},
+    **{f"widgets.{name}": SHOWN | {"figures", "widgets.view", "widgets.canvases"} for name in VIEWS},
+    "page": {name for name in MODULES if name not in ("notebooks", "plan", "page")},  # a script on top of all
     "plan": {"store", "profiles", "hub", "benchmarks", "methods", "training"},  # no model
     "notebooks": {"store", "profiles", "plan"},
     "nano.scenes": set(),
@@ -61,10 +71,6 @@ ALLOWED = BELOW | {
 }
 PACKAGES = {"", "nano"}  # their __init__ re-exports; it may import anything inside
 VAGUE = {"utils", "util", "helpers", "common", "base", "core", "misc"}
-MODULES = {
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").rstrip("."): path
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
 
 
 def imports(source: str, module: str = "") -> set[str]:
@@ -114,8 +120,8 @@ def test_the_import_reader_sees_every_way_to_import():
     assert imports("import torch\nfrom math import pi") == set()
 
 
-@pytest.mark.parametrize("module", ["vrhlib", "vrhlib.figures", "vrhlib.paper", "vrhlib.notebooks"])
-def test_figures_and_the_runner_import_without_torch(module):
+@pytest.mark.parametrize("module", ["vrhlib", "vrhlib.figures", "vrhlib.widgets", "vrhlib.paper", "vrhlib.notebooks"])
+def test_figures_views_and_the_runner_import_without_torch(module):
     # A finder, not `sys.modules["torch"] = None`: scipy looks whether torch was imported, and trips over None.
     block = (
         "import sys\n"

@@ -81,7 +81,7 @@ def test_steered_replies_are_stored_and_differ_by_segment_and_phase(vlm):
     assert len(answers) == 4 and set(answers.condition) == {"unmasked", "vrh"} and set(answers.kind) == {"other"}
     plain = answers[answers.condition == "unmasked"]
     assert plain.text.nunique() == 1, "the question is one and the same"
-    again = steering.sweep(vlm, points, layer, [8], 8, [], "all")
+    again = steering.steer(vlm, points, {"vrh": layer}, [8], "all")
     keys = set(again.attrs["runs"]) & set(answers.attrs["runs"])
     assert len(keys) == 1, "only the unmasked run is shared by the two phases"
     by_hand = replies(vlm, points, {steering.Condition("vrh", 8): Steering(layer)})
@@ -92,10 +92,13 @@ def test_controls_are_drawn_from_outside_the_heads_and_look_at_the_same_things(v
     first, *_ = tiny.samples()
     points = steering.pointed(Samples("noise", "test", [replace(first, segments=(Segment("a", Box(0, 0, 30, 30)),))]))
     heads = HeadSet(tuple(Head(0, h) for h in range(8)), vlm.grid, "layer 0")
-    answers = steering.sweep(vlm, points, heads, [1, 2], 2, [0, 1])
-    counted = answers.groupby(["condition", "k"]).seed.nunique().to_dict()
-    assert counted == {("unmasked", 0): 0, ("vrh", 1): 0, ("vrh", 2): 0, ("random", 2): 2, ("layer_matched", 2): 2}
-    assert not answers.duplicated(["id", "condition", "k", "seed"]).any() and set(answers.phase) == {"decode"}
+    answers = steering.sweep(vlm, points, heads.top(4), [1, 2], 2, [0, 1])
+    counted = answers.groupby(["phase", "condition", "k"]).seed.nunique().to_dict()
+    controls = {(phase, c, 2): 2 for phase in ("decode", "all") for c in ("random", "layer_matched")}
+    top = {("decode", "vrh", 1): 0, ("decode", "vrh", 2): 0, ("all", "vrh", 2): 0}
+    assert counted == {("–", "unmasked", 0): 0} | controls | top
+    assert not answers.duplicated(["id", "condition", "k", "seed", "phase"]).any()
+    assert set(steering.success(answers).n) == {1}, "the model left alone is counted once"
 
 
 def frame(outcomes: str, pictures: str, condition: str = "vrh", kind: str = "other") -> pd.DataFrame:

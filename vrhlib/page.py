@@ -13,6 +13,7 @@ import json
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from html import escape
 from pathlib import Path
 from string import Template
 
@@ -109,7 +110,7 @@ def _stepped(view) -> dict:
 def html(data: Mapping) -> str:
     """The whole page: canvases, their style, the data and the few lines that join them."""
     modules = {name: canvases.module(name) for name in ("headmap", "picture", "stepper")}
-    words = {"profile": data["profile"], "title": data["title"], "about": data["about"]}
+    words = {name: escape(data[name]) for name in ("title", "about")}
     return Template((_WIDGETS / "page.html").read_text()).substitute(
         words,
         style=(_WIDGETS / "canvases.css").read_text(),

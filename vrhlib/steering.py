@@ -79,21 +79,23 @@ def steer(
 
 
 def sweep(
-    vlm: VLM,
-    samples: Samples,
-    heads: HeadSet,
-    ks: Sequence[int],
-    k: int,
-    seeds: Sequence[int],
-    phase: Phase = "decode",
-    batch_size: int = 8,
+    vlm: VLM, samples: Samples, heads: HeadSet, ks: Sequence[int], k: int, seeds: Sequence[int], batch_size: int = 8
 ) -> pd.DataFrame:
-    """`steer` with the first of `heads` for every number of `ks`, and at `k` also with both kinds of controls, drawn
-    from outside the first k (`evaluate.groups`); with the phase as a column."""
-    top = steer(vlm, samples, {"vrh": heads}, ks, phase, batch_size)
-    drawn = steer(vlm, samples, groups(heads.top(k), seeds), [k], phase, batch_size)
-    known = drawn.condition.isin(["unmasked", *(["vrh"] if k in ks else [])])
-    return together([top, drawn[~known]]).assign(phase=phase)
+    """`steer` in both phases: while the answer is written with the first of `heads` for every number of `ks`, in the
+    prompt too for `k`; at `k` also with both kinds of controls, drawn from outside the first k (`evaluate.groups`).
+
+    Columns as of `steer`, with phase (– for the model left alone, once).
+    """
+    parts = []
+    for phase, numbers in (("decode", ks), ("all", [k])):
+        top = steer(vlm, samples, {"vrh": heads}, numbers, phase, batch_size)
+        drawn = steer(vlm, samples, groups(heads.top(k), seeds), [k], phase, batch_size)
+        known = drawn.condition.isin(["unmasked", *(["vrh"] if k in numbers else [])])
+        found = together([top, drawn[~known]]).assign(phase=phase)
+        alone = found.condition == "unmasked"
+        found.loc[alone, "phase"] = "–"
+        parts.append(found[~alone] if parts else found)
+    return together(parts)
 
 
 def _centred(box: Box | None, segment: Box) -> bool:

@@ -87,6 +87,9 @@ HARMLESS = {
     r"(?s)'filebrowser:open-path' not registered.*/static/notebook/": (
         "a page of JupyterLab leaves its path in settings that Notebook 7 at the same server reads, too"
     ),
+    r"403 \(Forbidden\) .*/static/notebook/\w+\.woff2?$": (
+        "the server of Notebook 7 keeps MathJax's fonts from its own page; formulas are drawn in another font"
+    ),
 }
 
 
@@ -106,9 +109,9 @@ def watched_page(browser, problems: list[str] | None = None) -> Iterator:
             problems.append(problem)
 
     def on_console(message) -> None:
-        if message.type != "error" or is_harmless(message.text):
-            return
         where = message.location.get("url", "")
+        if message.type != "error" or is_harmless(f"{message.text} {where}"):
+            return
         if where.startswith("http") and OUTSIDE.match(where):
             return  # "Failed to load resource", of a request that is named already
         say(f"console error: {message.text}" + (f" ({where})" if where else ""))

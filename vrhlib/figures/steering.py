@@ -5,20 +5,21 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure as Canvas
 
-from vrhlib.figures.checks import check_columns
+from vrhlib.figures.checks import check_columns, check_panels
 from vrhlib.figures.output import Figure, draw, drawing
 from vrhlib.figures.style import COLOUR, LABEL, MARKER, legend_above, span, subplots
 
-_COLUMNS = ["model", "condition", "k", "seed", "rate", "low", "high", "n", "phase"]
+_COLUMNS = ["model", "benchmark", "condition", "k", "seed", "rate", "low", "high", "n", "phase"]
 
 
 def steering(table: pd.DataFrame) -> Figure:
     """Boxes at the segment pointed at against the number of heads that look there, a panel a model.
 
-    `table`: `steering.success` with `phase`. A line with intervals for the top heads, mean and range over seeds for
-    controls; markers are open where heads look there in the prompt too.
+    `table`: `steering.success` of `steering.sweep`. A line with intervals for the top heads, mean and range over seeds
+    for controls; markers are open where heads look there in the prompt too.
     """
-    check_columns(table, _COLUMNS, "steering")
+    check_columns(table, _COLUMNS, "steer heads and count (steering.success) first")
+    check_panels(table, columns=_COLUMNS)
     return draw("steering", table)
 
 

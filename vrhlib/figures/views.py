@@ -90,7 +90,8 @@ def _draw_explorer_view(frame: pd.DataFrame) -> Canvas:
     curve.set(xlabel="heads cut, k", ylabel="Acc@IoU 0.5 (%)", ylim=(0, 103))
     curve.xaxis.get_major_locator().set_params(integer=True)
     curve.set_title(f"{at.panel}, {at.text}")
-    curve.legend(fontsize=7, loc="best")
+    if curve.get_legend_handles_labels()[0]:
+        curve.legend(fontsize=7, loc="best")
     shares = facts[facts.fact == "outcome"].set_index("text").value
     parts = {name: name for name in COLOUR if name in shares.index}
     stacked_bars(bar, [0], shares.to_frame().T.reset_index(drop=True), parts) if parts else not_measured(bar, 2, 0)

@@ -16,6 +16,7 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 const short = (k) => String(Math.round(k * 100) / 100);
 
 function render({ model, el }) {
+  keepKeys(el);
   const root = add(el, "div", { class: "vrh-root vrh-curve" }), title = add(root, "div", { class: "vrh-caption" });
   const legend = add(root, "div", { class: "vrh-legend" });
   const svg = add(root, "svg", { class: "vrh-plot", role: "img", viewBox: `0 0 ${W} ${H}`, width: W, height: H });

@@ -9,6 +9,13 @@ const WIDTH = 420, TALLEST = 560; // px on the page
 // On whatever can have the focus: Jupyter would take its arrows, and a, b, x, for commands to the notebook.
 const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
 
+// The controls beside a canvas: whichever gets the focus keeps its keys, too (Notebook 7 would take a slider's arrows).
+function keepKeys(el) {
+  requestAnimationFrame(() => el.closest(".vrh-view")?.addEventListener("focusin", ({ target }) => {
+    for (const [name, value] of Object.entries(OWN_KEYS)) target.setAttribute(name, value);
+  }));
+}
+
 function add(parent, tag, attributes = {}, text) {
   const inSvg = tag === "svg" || parent.namespaceURI.endsWith("svg");
   const made = inSvg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);

@@ -111,12 +111,16 @@ class Explorer(View):
         self._sample.value = before if before in names else names[0]
 
     @property
-    def _point(self) -> Point:
-        model, benchmark, k = self._model.value, self._benchmark.value, self._k.value
-        if k == 0:
-            return _plain(model, benchmark)
+    def _chosen(self) -> Point:
+        """Where the controls stand, also at k=0, where they make no difference to the replies."""
         seed = self._seed.value if self._condition.value in SEEDED else None
-        return Point(model, benchmark, self._condition.value, seed, self._ablation.value, self._phase.value, k)
+        return Point(self._model.value, self._benchmark.value, self._condition.value, seed, self._ablation.value,
+                     self._phase.value, self._k.value)  # fmt: skip
+
+    @property
+    def _point(self) -> Point:
+        chosen = self._chosen
+        return chosen if chosen.k else _plain(chosen.model, chosen.benchmark)
 
     def _show(self) -> None:
         point = self._point
@@ -156,10 +160,10 @@ class Explorer(View):
         return [[k, a.mean, *a.interval] for k, a in right.items()]
 
     def _draw_curve(self, point: Point, rows: pd.DataFrame | None) -> None:
-        same = point if point.k else self._point._replace(condition=self._condition.value)
+        same = self._chosen
         vrh = same._replace(condition="vrh", seed=None)
         lines = {"vrh": self._line(vrh)}
-        if same.condition not in ("vrh", "unmasked"):
+        if same.condition not in ("vrh", None):  # None: nothing was cut
             lines[same.condition] = self._line(same)
         words = {c: LABEL.get(c, c) + (f", seed {same.seed}" if c in SEEDED else "") for c in lines}
         self._curve.series = [

@@ -14,6 +14,7 @@ function colour(share) {
 const number = (score) => (score === 0 || Math.abs(score) >= 0.01 ? score.toFixed(3) : score.toPrecision(2));
 
 function render({ model, el }) {
+  keepKeys(el);
   const root = add(el, "div", { class: "vrh-root vrh-headmap" });
   const svg = add(root, "svg", { class: "vrh-grid", role: "group" });
   const line = add(root, "div", { class: "vrh-line" });

@@ -41,7 +41,7 @@ def recorded(answers: pd.DataFrame, sets: Mapping[str, HeadSet]) -> Answer:
     """
     known: dict[tuple[frozenset, str], Mapping] = {}
     for row_ in answers.to_dict("records"):
-        name = row_["condition"] if pd.isna(row_["seed"]) else f"{row_['condition']} {row_['seed']}"
+        name = row_["condition"] if pd.isna(row_["seed"]) else f"{row_['condition']} {int(row_['seed'])}"
         if row_["condition"] == "unmasked" or name in sets:
             heads = frozenset() if row_["condition"] == "unmasked" else frozenset(sets[name].top(int(row_["k"])))
             known[heads, row_["id"]] = row_
@@ -105,18 +105,21 @@ class KnockOut(View):
         self._picture.image, self._picture.size, self._picture.caption = png(image), list(image.size), text
         plain = self._answer(self._sample.value, HeadSet((), self._scores.grid, "no heads"))
         boxes = [boxed("referent", "referent", referent), boxed("unmasked", "reply, unmasked", Box.of(plain))]
-        self._picture.boxes, self._reply.value = boxes, ""  # if the next line fails, nothing old stands there
+        names = ", ".join(map(str, heads)) or "no head"
+        label = f"picture for “{text}”; without {names}: "
+        # If the next line fails, nothing old stands there.
+        self._picture.boxes, self._picture.label, self._reply.value = boxes, f"{label}no reply", ""
+        self._words = f"without {names}: no reply"
         reply = self._answer(self._sample.value, heads) if len(heads) else plain
         if len(heads):
             words = f"reply, {len(heads)} {'head' if len(heads) == 1 else 'heads'} knocked out"
             boxes = [*boxes, boxed("reply", words, Box.of(reply))]
         self._picture.boxes = boxes
-        names = ", ".join(map(str, heads)) or "no head"
-        self._picture.label = f"picture for “{text}”; without {names}: {self._said(reply)}"
+        self._picture.label, self._words = label + self._said(reply), f"{reply['text']}\n{self._said(reply)}"
         took = f" · {reply['seconds']:.2f} s" if reply.get("seconds") else ""
         self._reply.value = (
             f'<div class="vrh-line">without {html.escape(names)}<br><code>{html.escape(reply["text"])}</code><br>'
-            f"<b>{self._said(reply)}</b>{took}</div>"
+            f"<b>{html.escape(self._said(reply))}</b>{took}</div>"
         )
 
     def _said(self, reply: Mapping) -> str:
@@ -125,8 +128,7 @@ class KnockOut(View):
     def _still(self) -> figures.Figure:
         heads, (text, image, _) = self._heads, self._pictures[self._sample.value]
         boxes = {b["name"]: None if b["box"] is None else Box(*b["box"]) for b in self._picture.boxes}
-        reply = self._answer(self._sample.value, heads)
-        return figures.answer_view(self._scores, heads, (text, image, boxes), f"{reply['text']}\n{self._said(reply)}")
+        return figures.answer_view(self._scores, heads, (text, image, boxes), self._words)
 
 
 def _raise(error: Exception) -> None:

@@ -1,6 +1,7 @@
 // A picture under boxes, each stroke with its meaning, and with segments to choose from. Geometry in original pixels.
 
 function render({ model, el }) {
+  keepKeys(el);
   const root = add(el, "div", { class: "vrh-root vrh-picture" });
   const caption = add(root, "div", { class: "vrh-caption" });
   const frame = add(root, "div", { class: "vrh-frame" });

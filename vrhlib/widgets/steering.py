@@ -70,10 +70,10 @@ class Steering(View):
         _, image, _, segments = self._pictures[self._sample.value]
         drawn = [{"name": name, "path": outline(box, None if mask is None else decode_mask(mask))}
                  for name, box, mask in segments]  # fmt: skip
+        self._picture.size, self._picture.image = list(image.size), png(image)
         if drawn != self._picture.segments:
             kept = self._picture.chosen if not self._picture.segments else -1
-            self._picture.segments, self._picture.size = drawn, list(image.size)
-            self._picture.image = png(image)
+            self._picture.segments = drawn
             self._picture.chosen = kept if kept < len(drawn) else -1
 
     @property
@@ -95,7 +95,8 @@ class Steering(View):
             hit = steered["outcome"] == "correct"
             if segments[i][1].iou(referent) < SAME:  # what the text names anyway is no test
                 self._tried[name, i, heads.heads, self._phase.value] = hit
-            boxes.append(boxed("reply", f"reply, {len(heads)} heads look at the {segments[i][0]}", Box.of(steered)))
+            look = "1 head looks" if len(heads) == 1 else f"{len(heads)} heads look"
+            boxes.append(boxed("reply", f"reply, {look} at the {segments[i][0]}", Box.of(steered)))
             words = f"{'The box is there' if hit else 'The box is not there'}: IoU {steered['iou']:.2f} with the " + (
                 f"{segments[i][0]} ({steered['outcome']})"
             )
@@ -112,16 +113,17 @@ class Steering(View):
             f"you pointed at {len(self._tried)} things that the text does not name; the box went there {hits} times"
         ]
         if len(self._rates):
-            at = self._rates[(self._rates.k == self._k.value) & (self._rates.phase == self._phase.value)]
+            known = self._rates[self._rates.phase == self._phase.value]
+            at = known[known.k == self._k.value]
             rate = {c: f"{r.rate:.1f} % [{r.low:.1f}, {r.high:.1f}]"
                     for c, r in at[at.condition == "vrh"].set_index("condition").iterrows()}  # fmt: skip
             if rate:
                 n, random = int(at.n.iloc[0]), at[at.condition == "random"].rate
-                lines.append(f"all {n} such segments, top {self._k.value}: {rate['vrh']}; random heads: "
-                             f"{random.mean():.1f} % (mean of {len(random)} seeds)")  # fmt: skip
+                beside = f"{random.mean():.1f} % (mean of {len(random)} seeds)" if len(random) else "not counted"
+                lines.append(f"all {n} such segments, top {self._k.value}: {rate['vrh']}; random heads: {beside}")
             else:
-                known = ", ".join(map(str, sorted(set(self._rates.k) - {0})))
-                lines.append(f"over all segments: counted for k = {known}; not for this one")
+                ks = ", ".join(map(str, sorted(set(known.k) - {0})))
+                lines.append(f"over all segments: counted for {f'k = {ks}' if ks else 'no k'}; not for this one")
         return "<br>".join(map(html.escape, lines))
 
     def _count_all(self) -> None:

@@ -16,6 +16,7 @@ function around(cells) {
 }
 
 function render({ model, el }) {
+  keepKeys(el);
   const root = add(el, "div", { class: "vrh-root vrh-stepper", tabindex: -1, ...OWN_KEYS });
   const frame = add(root, "div", { class: "vrh-frame" });
   const image = add(frame, "img", { class: "vrh-image", draggable: "false" });

@@ -66,7 +66,7 @@ class Steps(View):
         look, sets = self._looks[self._look.value], self._sets()
         if (asked := (self._look.value, tuple(sets))) == self._asked:
             return  # stepping needs nothing from here
-        sample, grid, self._asked = look.sample, look.grid, asked
+        sample, grid = look.sample, look.grid
         over = {name: look.attention[heads.mask()].sum(0) for name, heads in sets.items()}  # [T, V]
         peaks = {name: max(float(np.max(grid.picture(values.T))), 1e-9) for name, values in over.items()}
         sheets = [np.moveaxis(grid.picture(v.T), -1, 0) / peaks[name] for name, v in over.items()]
@@ -90,6 +90,7 @@ class Steps(View):
             self._steps.step = min(self._steps.step, max(0, len(look.tokens) - 1))
             self._steps.shown = shown if shown in sets else next(iter([s for s in sets if s.startswith("top")] or sets))
             self._steps.label = f"picture for “{sample.text}” with the attention of heads while the reply is written"
+        self._asked = asked
 
     def _still(self) -> figures.Figure:
         look, step = self._looks[self._look.value], self._steps.step

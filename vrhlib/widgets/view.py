@@ -45,17 +45,30 @@ class View(ipywidgets.VBox):
         self._before = dict(moved or {})
         super().__init__([*parts, self._status, self._error])
         self.add_class("vrh-view")
-        left = _LEFT.setdefault(key, {})
-        for name, (widget, trait) in remembered.items():
-            if name in left:
-                with suppress(traitlets.TraitError, ValueError):
-                    setattr(widget, trait, left[name])
-            if name in self._before:
-                self._before[name]()
-        self._show()
+        self._put({})
+        first, left = {name: getattr(*part) for name, part in remembered.items()}, _LEFT.setdefault(key, {})
+        try:
+            self._put(left)
+            self._show()
+        except Exception as error:
+            if not left:
+                raise
+            left.clear()  # what a person left there fails now: begin anew, or the cell could not be run again
+            self._put(first)
+            self._show()
+            self._fail(error)
         self._quiet = False
         for name, (widget, trait) in remembered.items():
             widget.observe(lambda change, name=name: self._moved(name, change.new), trait)
+
+    def _put(self, values: Mapping[str, object]) -> None:
+        """Move the controls there, as far as they know the values."""
+        for name, (widget, trait) in self._parts.items():
+            if name in values:
+                with suppress(traitlets.TraitError, ValueError):
+                    setattr(widget, trait, values[name])
+            if name in self._before:
+                self._before[name]()
 
     def _show(self) -> None:
         raise NotImplementedError
@@ -83,10 +96,14 @@ class View(ipywidgets.VBox):
             self._error.value = ""
             work()
         except Exception as error:
-            said = html.escape(str(error) or type(error).__name__)
-            self._error.value = f'<div role="alert" class="vrh-error">{said}</div>'
+            self._say("")  # whatever was running is not any more
+            self._fail(error)
         finally:
             self._quiet = False
+
+    def _fail(self, error: Exception) -> None:
+        said = html.escape(str(error) or type(error).__name__)
+        self._error.value = f'<div role="alert" class="vrh-error">{said}</div>'
 
     def _say(self, words: str) -> None:
         self._status.value = f'<div role="status" class="vrh-line">{html.escape(words)}</div>' if words else ""

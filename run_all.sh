@@ -21,6 +21,8 @@ usage() {
                              cached; how good the embedded models are, or what real ones need (no GPU, no network)
 ./run_all.sh test [pytest arguments]    run the tests
 ./run_all.sh test browser [...]         of the tests, those that look at a page in Chromium (apt install chromium)
+./run_all.sh page [nano|paper] [MODELS=...]    write figures/<profile>/page/index.html: heads to click away and replies to
+                             step through, of six pictures, in one file without a kernel or network, to share
 ./run_all.sh lab                        open JupyterLab in notebooks/
 ./run_all.sh help                       this text
 
@@ -81,10 +83,11 @@ list_notebooks() {
 command=run
 profile=
 limit=
+page_models=
 words=()
 case "${1:-}" in
     -h | --help | help) usage; exit 0 ;;
-    plan | test | lab) command=$1; shift ;;
+    plan | page | test | lab) command=$1; shift ;;
 esac
 
 if [ "$command" = test ]; then
@@ -108,7 +111,7 @@ else
                     '' | *[!0-9]* | 0*) refuse "--limit takes a whole number >= 1, got '$limit'" ;;
                 esac
                 words+=(--limit "$limit") ;;
-            plan | test | lab | help)
+            plan | page | test | lab | help)
                 refuse "'$word' comes first: ./run_all.sh $word" ;;
             -*)
                 refuse "unknown option '$word'; ./run_all.sh help lists what there is" ;;
@@ -118,8 +121,15 @@ else
                 is_notebook "$word" || refuse "no notebook '$word'; there are:$(list_notebooks)"
                 words+=("$word") ;;
             *)
-                refuse "unknown word '$word'; a notebook (01), nano, paper, plan, test, lab, help or NAME=VALUE" ;;
+                refuse "unknown word '$word'; a notebook (01), nano, paper, plan, page, test, lab, help or NAME=VALUE" ;;
         esac
+        if [ "$command" = page ]; then
+            case "$word" in
+                nano | paper) ;;
+                MODELS=?*) page_models=${word#*=} ;;
+                *) refuse "page takes a profile and MODELS=..., got '$word'" ;;
+            esac
+        fi
     done
 fi
 profile=${profile:-nano}
@@ -226,7 +236,7 @@ set_up() {
 
 export TOKENIZERS_PARALLELISM=false  # else tokenizers warns in every forked process
 export HF_HUB_DISABLE_TELEMETRY=1
-if [ "$command" = test ] || { [ "$command" = run ] && [ "$profile" = nano ]; }; then
+if [ "$command" = test ] || { [ "$profile" = nano ] && { [ "$command" = run ] || [ "$command" = page ]; }; }; then
     # The embedded models are files of this repository; looking for a newer version of them online would be a bug.
     export HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1
 fi
@@ -265,6 +275,11 @@ case "$command" in
             words=(tests/browser ${words[@]+"${words[@]}"})
         fi
         exec "$PYTHON" -m pytest ${words[@]+"${words[@]}"}
+        ;;
+    page)
+        set_up run
+        say "Writing the page to share, $profile profile"
+        exec "$PYTHON" -m vrhlib.page --profile "$profile" --models "$page_models"
         ;;
     lab)
         set_up run

@@ -89,7 +89,8 @@ def test_a_run_of_01_stores_no_more_than_planned_and_not_much_less(checkout):
     known = replies_of(planned("01_detect", *words, own))
     # Equal cuts are one: single heads drawn by two seeds, layer-matched controls where the heads are half of a layer;
     # and there are none where they are more than half, as eight heads of this model are.
-    assert count <= known <= 1.2 * count
+    # And the pictures to try it on are all four test pictures here, so what is cut on them is cut anyway.
+    assert count <= known <= 1.4 * count
     assert known <= most <= 1.5 * count, "how many heads it cuts, it does not know before"
 
 
@@ -143,6 +144,19 @@ def test_a_run_of_06_stores_what_is_planned_but_equal_controls(checkout):
         most = replies_of([w for w in work if (w.benchmark, w.what) == (name, what)])
         assert found["replies", f"{name} test"] <= most == 2 * 13 <= 1.2 * found["replies", f"{name} test"]
     assert found["replies", "scenes-attribute (grey) test"] == 2
+    assert sum(found.values()) <= replies_of(work)
+
+
+def test_a_run_of_08_stores_what_is_planned_but_for_things_that_are_not_there(checkout):
+    words = ["N_DETECT=6", "N_TEST=4", "K=3", "MODELS=nano-qwen2.5-vl"]
+    assert notebooks.main(["run", "08", *words]) == 0
+    work, found = planned("08_play", *words), stored()
+    assert found["scores", "scenes detect"] == 6 == replies_of([w for w in work if w.what == "head scores"])
+    steered = replies_of([w for w in work if w.what == "replies while heads look elsewhere"])
+    things = found["replies", "scenes pairs, pointed test"]
+    assert things <= steered <= 2.2 * things, "a scene has four to eight things, eight are planned for"
+    cut = replies_of([w for w in work if w.what == "replies, unmasked and ablated"])
+    assert found["replies", "scenes test"] <= cut <= 1.3 * found["replies", "scenes test"]
     assert sum(found.values()) <= replies_of(work)
 
 

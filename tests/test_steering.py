@@ -48,17 +48,22 @@ def test_without_segments_of_their_own_the_things_asked_for_are_the_segments():
 
 
 def test_every_sample_is_pointed_at_every_segment_of_its_picture():
-    asked = Samples("b", "test", [sample("a", LEFT), sample("b", RIGHT)])
+    asked = Samples("b", "test", [sample("a", LEFT), sample("b", RIGHT), sample("c", LOW, "two")])
     points = steering.pointed(asked)
-    assert [(s.text, s.box, s.kind) for s in points] == [
+    assert [(s.text, s.box, s.kind) for s in points[:4]] == [
         ("the a", LEFT, "referent"), ("the a", RIGHT, "other"), ("the b", LEFT, "other"), ("the b", RIGHT, "referent"),
     ]  # fmt: skip
-    assert len({s.id for s in points}) == 4 and points.benchmark != asked.benchmark
+    assert len({s.id for s in points}) == len(points) == 5 and points.benchmark != asked.benchmark
 
 
 def test_a_set_with_one_thing_a_picture_has_nothing_else_to_point_at():
     with pytest.raises(ValueError, match="pairs=True"):
         steering.pointed(Samples("b", "test", [sample("a", LEFT), sample("b", RIGHT, "two")]))
+
+
+def test_one_picture_is_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="two or more"):
+        steering.pointed(Samples("b", "test", [sample("a", LEFT), sample("b", RIGHT)]))
 
 
 def test_the_mask_of_a_segment_is_in_the_run_key_of_a_sample():
@@ -71,16 +76,22 @@ def test_the_mask_of_a_segment_is_in_the_run_key_of_a_sample():
     assert replace(two, mask=encode_mask(half, (100, 100))).fingerprint == two.fingerprint
 
 
+def pointed_at(*things: Segment) -> Samples:
+    """Two pictures of noise with these things in each."""
+    return steering.pointed(Samples("noise", "test", [replace(s, segments=things) for s in tiny.samples()[:2]]))
+
+
 def test_steered_replies_are_stored_and_differ_by_segment_and_phase(vlm):
-    first, *_ = tiny.samples()
-    things = (Segment("a", Box(0, 0, 30, 30)), Segment("b", Box(60, 30, 100, 60)))
-    asked = Samples("noise", "test", [replace(first, segments=things)])
-    points = steering.pointed(asked)
+    points = pointed_at(Segment("a", Box(0, 0, 30, 30)), Segment("b", Box(40, 30, 70, 60)))
     layer = HeadSet(tuple(Head(0, h) for h in range(8)), vlm.grid, "layer 0")
     answers = steering.steer(vlm, points, {"vrh": layer}, [8])
-    assert len(answers) == 4 and set(answers.condition) == {"unmasked", "vrh"} and set(answers.kind) == {"other"}
+    assert (
+        len(answers) == 2 * len(points) == 8
+        and set(answers.condition) == {"unmasked", "vrh"}
+        and set(answers.kind) == {"other"}
+    )
     plain = answers[answers.condition == "unmasked"]
-    assert plain.text.nunique() == 1, "the question is one and the same"
+    assert (plain.groupby("image").text.nunique() == 1).all(), "the question is one and the same"
     again = steering.steer(vlm, points, {"vrh": layer}, [8], "all")
     keys = set(again.attrs["runs"]) & set(answers.attrs["runs"])
     assert len(keys) == 1, "only the unmasked run is shared by the two phases"
@@ -89,8 +100,7 @@ def test_steered_replies_are_stored_and_differ_by_segment_and_phase(vlm):
 
 
 def test_controls_are_drawn_from_outside_the_heads_and_look_at_the_same_things(vlm):
-    first, *_ = tiny.samples()
-    points = steering.pointed(Samples("noise", "test", [replace(first, segments=(Segment("a", Box(0, 0, 30, 30)),))]))
+    points = pointed_at(Segment("a", Box(0, 0, 30, 30)))
     heads = HeadSet(tuple(Head(0, h) for h in range(8)), vlm.grid, "layer 0")
     answers = steering.sweep(vlm, points, heads.top(4), [1, 2], 2, [0, 1])
     counted = answers.groupby(["phase", "condition", "k"]).seed.nunique().to_dict()
@@ -98,7 +108,7 @@ def test_controls_are_drawn_from_outside_the_heads_and_look_at_the_same_things(v
     top = {("decode", "vrh", 1): 0, ("decode", "vrh", 2): 0, ("all", "vrh", 2): 0}
     assert counted == {("–", "unmasked", 0): 0} | controls | top
     assert not answers.duplicated(["id", "condition", "k", "seed", "phase"]).any()
-    assert set(steering.success(answers).n) == {1}, "the model left alone is counted once"
+    assert set(steering.success(answers).n) == {2}, "the model left alone is counted once"
 
 
 def frame(outcomes: str, pictures: str, condition: str = "vrh", kind: str = "other") -> pd.DataFrame:

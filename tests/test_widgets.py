@@ -941,6 +941,7 @@ def test_an_error_in_the_first_state_is_raised():
     for make in (lambda: knockout(answer), lambda: steering(pointing)):
         with pytest.raises(LookupError, match="no such reply"):
             make()
+    assert len(answer.asked) == len(pointing.asked) == 2, "the reply as it is, the one that fails, and no second try"
     with pytest.raises(AttributeError):
         explorer(pictures={"a": ("the cat", None, ONE)})
 

@@ -95,7 +95,9 @@ def _detect(p: Profile, given: Mapping) -> list[Work]:
             Work(model, benchmark, "replies, unmasked and ablated", most, test),
             Work(model, benchmark, "two questions a picture", 1, min(p.n_pairs, 2 * -(-test // 2))),
         ]
-    work.append(Work(models[0], benchmark, "looked at closely", 1, 6, passes=2, stored=False))
+    few = 1 + sum(n <= p.k for n in p.ks) * (1 + len(p.control_seeds))
+    work.append(Work(models[0], benchmark, "replies, to try it", few, min(16, test)))
+    work.append(Work(models[0], benchmark, "looked at closely", 1, 12, passes=2, stored=False))
     large = min(MOST_TOKENS, MODELS[models[0]].visual_tokens * max(p.cost_scales) ** 2)
     work.append(Work(models[0], benchmark, "cost table", 1, 10 * len(p.cost_scales), stored=False, eager=large))
     return work
@@ -263,7 +265,7 @@ def _cross(p: Profile, given: Mapping) -> list[Work]:
         text, prompt = p.text_only, LONG.get(p.text_only, 0)
         reply = ANSWERS.get(text, ANSWER)
         work.append(Work(model, text, "replies without a picture", cuts, n, prompt=prompt, reply=reply))
-    work.append(Work(models[0], chosen[0], "looked at closely", 1, 5, passes=2, stored=False))
+    work.append(Work(models[0], chosen[0], "looked at closely", 1, 4 + len(chosen), passes=2, stored=False))
     return work
 
 
@@ -279,8 +281,9 @@ def _play(p: Profile, given: Mapping) -> list[Work]:
         cuts = 1 + most + 1 + len(_PHASES) * 2 * len(p.control_seeds)  # in the prompt too only at one k
         work.append(Work(model, benchmark, "head scores", 1, found, passes=2))
         work.append(Work(model, benchmark, "replies while heads look elsewhere", cuts, asked * things))
-    cuts = max(len(_curve(p, k)) for k in _possible(p, given))
-    work.append(Work(models[0], benchmark, "replies, unmasked and ablated", cuts, p.n_universal))
+    cuts = 1 + max(len({n for n in p.ks if n <= k} | {k}) for k in _possible(p, given)) + 2 * len(p.control_seeds)
+    shown = given["N_TEST"] if given["N_TEST"] > 0 else p.n_universal
+    work.append(Work(models[0], benchmark, "replies, unmasked and ablated", cuts, shown))
     work.append(Work(models[0], benchmark, "looked at closely", 1, 20, passes=2, stored=False))
     return work
 

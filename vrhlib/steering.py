@@ -38,8 +38,11 @@ def pointed(asked: Samples) -> Samples:
     """Every sample once for every segment of its picture, which then stands in the place of the referent: `kind` is
     `referent` where the segment is what the text names (IoU >= 0.5), else `other`.
 
-    A reply to such a sample is right if its box is at the segment. Raises ValueError if no picture has a second thing.
+    A reply to such a sample is right if its box is at the segment. Raises ValueError if no picture has a second thing,
+    or if there is one picture only, over which no interval can be had.
     """
+    if len(asked.images) < 2:
+        raise ValueError(f"{asked!r}: intervals resample pictures; take two or more (four expressions, if in pairs).")
     known = segments(asked)
     made = [aimed(s, segment, f"{s.id} -> {i}") for s in asked for i, segment in enumerate(known[s.image_key])]
     if all(s.kind == "referent" for s in made):

@@ -5,6 +5,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -70,3 +71,33 @@ def test_a_ratio_is_best_over_best_and_its_spread_that_of_the_turns():
     assert (time["quantity"], time["ratio"], time["low"], time["high"]) == ("seconds", 2, 1, 3)
     assert (memory["quantity"], memory["ratio"], memory["low"], memory["high"]) == ("mib", 0.75, 0.75, 2)
     assert [row["quantity"] for row in script["ratios"]("a / b", [(turn(1), turn(1))])] == ["seconds"]
+
+
+def test_clicks_are_timed_with_nothing_stored_and_an_error_is_no_fast_click(tmp_path):
+    (tmp_path / "data").mkdir()
+    for name in ("nano", "heads"):
+        (tmp_path / "data" / name).symlink_to(ROOT / "data" / name)
+    given = {"PYTHONPATH": str(ROOT), "VRHLIB_ROOT": str(tmp_path), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    script = str(ROOT / "benchmarks" / "clicks.py")
+    words = [sys.executable, script, "--models", "nano-qwen2.5-vl", "--n", "2", "--out", "clicks.csv"]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | given, cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "data" / "runs").exists(), "a measurement is no result to keep"
+    table = pd.read_csv(tmp_path / "clicks.csv")
+    assert set(table["view"]) == {"explorer", "knockout", "stepper", "steering"} and set(table.kind) == {
+        "stored",
+        "live",
+    }
+    assert (0 < table.median_ms).all() and (table.median_ms <= table.slowest_ms).all()
+    assert table.target_ms.equals(table.kind.map({"stored": 300.0, "live": 2000.0}))
+    assert (table.met == (table.slowest_ms <= table.target_ms)).all()
+    live = table[(table["view"] == "explorer") & (table.kind == "live")].median_ms.item()
+    stored = table[(table["view"] == "explorer") & (table.kind == "stored")].median_ms.item()
+    assert live > stored, "what runs a model takes longer, so it was not stored"
+    assert f"of {len(table)} kinds of click within their target" in done.stdout
+
+    timed = runpy.run_path(script)["timed"]
+    view = SimpleNamespace(_error=SimpleNamespace(value=""))
+    assert len(timed([lambda: None] * 3, view)) == 3
+    with pytest.raises(RuntimeError, match="it broke"):
+        timed([lambda: setattr(view._error, "value", "it broke")], view)

@@ -769,7 +769,7 @@ def counted(shown) -> list[str]:
 
 def test_the_counter_counts_things_that_the_text_does_not_name_once():
     shown = steering()
-    own = "you pointed at {} things that the text does not name; the box went there {} times"
+    own = "you pointed at {} things that the text does not name; the box went to {} of them"
     assert counted(shown) == [own.format(1, 1)]
     for i, tried, hits in ((0, 1, 1), (2, 2, 1), (1, 2, 1), (2, 2, 1)):
         shown._picture.chosen = i

@@ -110,7 +110,7 @@ def canvases():
 
 
 TRAITS = {
-    "HeadMap": "grid scores published chosen disabled label",
+    "HeadMap": "grid scores published chosen disabled word label",
     "Picture": "image size boxes segments chosen caption disabled label",
     "Stepper": "image size tokens sets shown maps peaks mass grid evidence boxes step opacity label",
     "Curve": "series band at value outcomes title note label",
@@ -222,6 +222,8 @@ def test_a_click_knocks_out_and_puts_back_in_every_view(page):
     cell(page, "L3H5").evaluate("cell => cell.blur()")
     cell(page, "L9H0", view=1).evaluate("cell => cell.blur()")
     assert line(page) == "knocked out: L3H5, L9H0"
+    put(page, word="shown")
+    assert line(page) == "shown: L3H5, L9H0" and page.locator("#view0 .vrh-legend").inner_text().startswith("shown")
     cell(page, "L3H5").click()  # the cross lies over the cell, and lets the click through
     assert got(page, "chosen") == [[9, 0]]
 
@@ -625,6 +627,12 @@ def test_points_stand_higher_for_accuracy_and_further_right_for_k(page):
         y, height = bars.nth(i).evaluate("bar => [bar.getBBox().y, bar.getBBox().height]")
         scale = (ys[3] - ys[0]) / 90
         assert (y, y + height) == pytest.approx((ys[3] - high * scale, ys[3] - low * scale), abs=0.1)
+    for k, low, _, high in CURVE["band"]["points"]:  # ranges of controls, beside the points
+        x, y, height = page.locator(f'.vrh-band[data-k="{k}"]').evaluate(
+            "bar => [bar.getBBox().x + bar.getBBox().width / 2, bar.getBBox().y, bar.getBBox().height]"
+        )
+        assert (y, y + height) == pytest.approx((ys[3] - high * scale, ys[3] - low * scale), abs=0.1)
+        assert x == pytest.approx(xs[ks.tolist().index(k)] - 5, abs=0.1)
     legend = page.locator(".vrh-legend").first.inner_text()
     assert [word for word in ("VRH", "unmasked", "random heads") if word not in legend] == []
 

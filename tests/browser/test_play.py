@@ -2,11 +2,14 @@
 dragged, heads are clicked, tokens stepped with the arrow keys and a thing pointed at. What the page shows must be what
 the library computes for the same heads, segment and picture."""
 
+import io
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from tests.browser import harness
 from vrhlib import evaluate, grounding, scoring, steering, store
@@ -56,10 +59,18 @@ def shows(output, name: str, box) -> None:
         expect(found).to_have_attribute("data-box", ",".join(f"{round(float(x), 1):g}" for x in box))
 
 
+def shoot(output, name: str) -> None:
+    """Keep what is seen for the README, if VRHLIB_SCREENSHOTS names a folder for it: few colours, so it stays small."""
+    if folder := os.environ.get("VRHLIB_SCREENSHOTS"):
+        seen = Image.open(io.BytesIO(output.locator(".vrh-view").first.screenshot(animations="disabled")))
+        seen.convert("RGB").quantize(192).save(Path(folder) / f"{name}.png", optimize=True)
+
+
 @pytest.mark.parametrize("app", ["lab", "notebook"])
 def test_a_reader_plays(page, playing, app):
     from playwright.sync_api import expect
 
+    page.set_viewport_size({"width": 1700, "height": 1500})  # a view whole
     notebook = playing.lab.open(page, playing.path, app)
     notebook.run_all(timeout=400)
     scores = scoring.detect(playing.vlm, playing.detect)
@@ -88,6 +99,7 @@ def test_a_reader_plays(page, playing, app):
     expect(plot).to_have_attribute("data-at", "2")
     assert float(plot.get_attribute("data-value")) == pytest.approx(right[2])
     shows(explorer, "reply", Box.of(replied.loc[2]))
+    shoot(explorer, "explorer")
     handle.press("ArrowRight")
     expect(explorer).to_contain_text("k=3 was not measured here (stored: k = 1, 2, 4)")
     shows(explorer, "reply", None)
@@ -118,6 +130,10 @@ def test_a_reader_plays(page, playing, app):
     table = evaluate.ablation_sweep(playing.vlm, playing.test[:1], {"vrh": pair}, [2]).set_index("condition")
     assert (reply["outcome"] == "correct") == (table.accuracy["vrh"] == 100)
 
+    heads.get_by_role("button", name="top k").click()
+    shows(heads, "reply", Box.of(asks.without(playing.test)(first, scores.top(K))))
+    shoot(heads, "knockout")
+
     # Stepper: the arrow keys go from token to token, and the pixels of the overlay change.
     steps = notebook.output(playing.at["play-steps"])
     now = steps.locator('[aria-current="true"]')
@@ -129,6 +145,8 @@ def test_a_reader_plays(page, playing, app):
         expect(steps).to_contain_text(f"token {i + 1} of {len(look.tokens)}")
         assert now.inner_text().strip() == look.tokens[i].strip() and now.count() == 1
         seen.append(heat.evaluate("c => c.toDataURL()"))
+        if i == 3:  # the best head looks
+            shoot(steps, "stepper")
         page.keyboard.press("ArrowRight")
     top = look.attention[scores.top(K).mask()].sum(0)[:4].round(2)
     assert len(set(seen)) == len({row.tobytes() for row in top}) > 2, "tokens have maps of their own"
@@ -140,6 +158,12 @@ def test_a_reader_plays(page, playing, app):
     sample, things = playing.asked[0], steering.segments(playing.asked)[playing.asked[0].image_key]
     others = [i for i, thing in enumerate(things) if thing.box.iou(sample.box) < 0.5]
     assert int(point.locator('[aria-pressed="true"]').get_attribute("data-segment")) == others[0]
+    point.locator(f'[data-segment="{others[0]}"]').click()  # let go
+    expect(point).to_contain_text("Click a thing")
+    shows(point, "reply", None)
+    page.mouse.move(2, 2)
+    point.locator(f'[data-segment="{others[0]}"]').blur()
+    shoot(point, "steering_before")
     for i in others[1:3]:
         point.locator(f'[data-segment="{i}"]').click()
         expect(point).to_contain_text(f"heads look at the {things[i].name}")
@@ -147,6 +171,8 @@ def test_a_reader_plays(page, playing, app):
         expect(point).to_contain_text(reply["text"])
         shows(point, "reply", Box.of(reply))
         expect(point).to_contain_text(f"IoU {reply['iou']:.2f} with the {things[i].name}")
+        if reply["outcome"] == "correct":
+            shoot(point, "steering_after")
     assert alerts.count() == 0
 
 

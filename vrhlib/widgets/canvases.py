@@ -31,6 +31,7 @@ class HeadMap(anywidget.AnyWidget):
     published = traitlets.Dict(help="head name, as L19H17, to its published rank from 1; may be empty").tag(sync=True)
     chosen = traitlets.List(help="[layer, head] of the heads knocked out, in the order of the clicks").tag(sync=True)
     disabled = traitlets.Bool(False, help="whether clicks and keys leave `chosen` as it is").tag(sync=True)
+    word = traitlets.Unicode("knocked out", help="what a click makes of a head, for the legend").tag(sync=True)
     label = traitlets.Unicode("head scores", help="what a screen reader calls the grid").tag(sync=True)
 
 

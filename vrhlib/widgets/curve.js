@@ -69,15 +69,18 @@ function render({ model, el }) {
     text(axes, [12, middle], "accuracy (%)", "middle", { transform: `rotate(-90 12 ${middle})` });
   }
 
+  // A bar and a square at each k, joined by nothing: between these k nothing was measured. A little to the left, beside
+  // the point of a line.
   function drawBand({ label, points }) {
-    const grey = { fill: "#7F7F7F", "fill-opacity": 0.3, class: "vrh-band" };
-    const ends = [...points.map((p) => [p[0], p[1]]), ...points.map((p) => [p[0], p[3]]).reverse()];
-    const middle = { fill: "none", stroke: "#7F7F7F", "stroke-width": 1.6, "stroke-dasharray": "2 3" };
-    add(lines, "path", { d: `${track(ends)}Z`, ...grey });
-    add(lines, "path", { d: track(points.map((p) => [p[0], p[2]])), ...middle });
+    const bar = { fill: "none", stroke: "#7F7F7F", "stroke-width": 1.6 };
+    for (const [k, low, mean, high] of points) {
+      const at = x(k) - 5, d = `M${at} ${y(low)}V${y(high)}m-3 0h6M${at - 3} ${y(low)}h6`;
+      add(lines, "path", { ...bar, d, class: "vrh-band", "data-k": k });
+      add(lines, "rect", { x: at - 3, y: y(mean) - 3, width: 6, height: 6, fill: "#7F7F7F" });
+    }
     entry(label ?? "", (sample) => {
-      add(sample, "rect", { width: 30, height: 12, ...grey });
-      add(sample, "path", { d: "M0 6H30", ...middle });
+      add(sample, "path", { ...bar, d: "M15 1V11m-3 0h6M12 1h6" });
+      add(sample, "rect", { x: 12, y: 3, width: 6, height: 6, fill: "#7F7F7F" });
     });
   }
 

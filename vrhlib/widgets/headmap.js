@@ -21,12 +21,13 @@ function render({ model, el }) {
   const legend = add(root, "div", { class: "vrh-legend" });
   const sample = add(add(legend, "span", {}), "svg", { class: "vrh-sample", width: 16, height: 16 });
   mark(sample, 1, 1, 14);
-  add(legend, "span", {}, "knocked out");
+  const meaning = add(legend, "span");
   const low = add(legend, "span", { class: "vrh-push" }), bar = add(legend, "span", { class: "vrh-bar" });
   const high = add(legend, "span");
   bar.style.background = `linear-gradient(to right, ${CIVIDIS.map((rgb) => `rgb(${rgb})`)})`;
   let cells = [], heads = 0, layers = 0, size = 0, at = 0, hovered = null, marks, cursor;
 
+  const word = () => model.get("word") || "knocked out";
   const active = () => root.getRootNode().activeElement; // of the shadow tree, where there is one
   const list = (name) => model.get(name) ?? [];
   const nameOf = (i) => `L${Math.floor(i / heads)}H${i % heads}`;
@@ -105,6 +106,7 @@ function render({ model, el }) {
   function update() {
     const out = outs(), disabled = Boolean(model.get("disabled")), side = size - (size > 9 ? 2 : 1);
     root.classList.toggle("vrh-disabled", disabled);
+    meaning.textContent = word();
     cells.forEach((cell, i) => {
       cell.setAttribute("aria-pressed", out.includes(i));
       cell.setAttribute("aria-disabled", disabled);
@@ -119,7 +121,7 @@ function render({ model, el }) {
     cursor.setAttribute("visibility", here === null ? "hidden" : "visible");
     if (here !== null) cursor.setAttribute("transform", `translate(${corner(here)})`);
     const names = outs().map(nameOf), more = names.length > 6 ? ` and ${names.length - 6} more` : "";
-    const summary = names.length ? `knocked out: ${names.slice(0, 6).join(", ")}${more}` : "no head knocked out";
+    const summary = names.length ? `${word()}: ${names.slice(0, 6).join(", ")}${more}` : `no head ${word()}`;
     line.textContent = here !== null ? cells[here].getAttribute("aria-label") : cells.length ? summary : "no heads yet";
   }
 
@@ -171,7 +173,7 @@ function render({ model, el }) {
     event.preventDefault();
   });
 
-  const heard = { grid: build, scores: colourIn, published: colourIn, label: colourIn, chosen: update,
+  const heard = { grid: build, scores: colourIn, published: colourIn, label: colourIn, chosen: update, word: update,
     disabled: update };
   for (const [name, act] of Object.entries(heard)) model.on(`change:${name}`, act);
   build();

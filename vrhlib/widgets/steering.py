@@ -110,7 +110,7 @@ class Steering(View):
         """What was tried here, and the rate over a whole set where it was measured at this k."""
         hits = sum(self._tried.values())
         lines = [
-            f"you pointed at {len(self._tried)} things that the text does not name; the box went there {hits} times"
+            f"you pointed at {len(self._tried)} things that the text does not name; the box went to {hits} of them"
         ]
         if len(self._rates):
             known = self._rates[self._rates.phase == self._phase.value]

@@ -34,7 +34,7 @@ class Steps(View):
         self._k = number("k", min(scores.values.size - 1, max(16, 2 * k)), k)
         self._map = HeadMap(
             grid=list(scores.grid), scores=[float(v) for v in scores.values.ravel()],
-            label=f"{scores.model}: score of every head; choose one to see where it looks",
+            label=f"{scores.model}: score of every head; choose one to see where it looks", word="shown alone",
         )  # fmt: skip
         first = next(iter(looks.values()))
         inside = None if first.sample.box is None else first.grid.tokens_in(first.sample.box)

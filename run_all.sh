@@ -279,7 +279,7 @@ case "$command" in
     page)
         set_up run
         say "Writing the page to share, $profile profile"
-        exec "$PYTHON" -m vrhlib.page --profile "$profile" --models "$page_models"
+        exec "$PYTHON" -m vrhlib.page --profile "$profile" ${page_models:+--models "$page_models"}
         ;;
     lab)
         set_up run

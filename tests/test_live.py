@@ -142,3 +142,15 @@ def test_counting_gives_the_rate_over_all_segments(vlm):
     assert table.set_index("condition").loc["vrh", "rate"] == want
     assert sorted(table[table.condition == "random"].seed) == [0, 1]
     assert Condition("vrh", 2) in [Condition(*row) for row in table[["condition", "k"]].itertuples(index=False)]
+
+
+def test_a_first_look_is_what_the_live_points_would_be(vlm):
+    samples = grounding("scenes", "test", 3)
+    known, swept, shown, run = live.first_look(vlm, scores(vlm), samples, (1, 2, 9), 4, (0, 1), samples)
+    assert set(swept.k) == {0, 1, 2} and list(known) == [vlm.name]
+    assert list(shown) == [s.id for s in samples] and shown[samples[0].id][2] == samples[0].box
+    for condition, seed in (("vrh", None), ("random", 1), ("layer_matched", 0)):
+        point = run(vlm.name, "scenes", condition, 2, seed, "zero", "all", lambda done, of: None)
+        mine = swept[(swept.condition == condition) & (swept.k == 2)]
+        mine = mine if seed is None else mine[mine.seed == seed]
+        assert point[point.condition == condition].text.tolist() == mine.text.tolist() and len(mine) == 3

@@ -15,7 +15,7 @@ import pytest
 
 from vrhlib import paper, store
 from vrhlib.heads import HeadSet
-from vrhlib.profiles import MODELS
+from vrhlib.profiles import MODELS, profile
 
 
 def test_published_numbers_are_those_of_the_paper():
@@ -32,6 +32,13 @@ def test_published_lists_share_15_and_18_heads_within_backbones():
     counts = [paper.published_heads(a).overlap(paper.published_heads(b)) for a, b in paper.SAME_BACKBONE]
     assert counts == [15, 18]
     assert [round(100 * paper.published_heads(m).share, 2) for m in paper.MODELS] == [2.55, 1.74, 2.55, 1.74]
+
+
+def test_the_published_list_of_a_model_is_found_by_the_name_of_its_profile():
+    for name in profile("paper").models:
+        heads = paper.listed(name)
+        assert heads.grid == MODELS[name].grid and len(heads) == 20 and name in heads.name.casefold()
+    assert paper.listed("nano-qwen2.5-vl") is None
 
 
 def test_prior_lists_overlap_as_published():

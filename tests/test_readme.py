@@ -68,6 +68,9 @@ def wrong_run_all(words: list[str]) -> list[str]:
     words = [word for word in re.sub(r"[\[\]|…]|\.\.\.", " ", line).split() if word != "NAME=VALUE"]
     if words and words[0] in ("test", "lab", "help", "--help", "-h"):
         return [] if words[0] == "test" or not words[1:] else [f"run_all.sh {line}"]
+    if words and words[0] == "page":
+        rest = [word for word in words[1:] if word not in store.PROFILES and not word.startswith("MODELS=")]
+        return [f"run_all.sh {line}"] if rest else []
     words = words[1:] if words and words[0] == "plan" else words
     words = [word for word in words if word not in store.PROFILES]
     try:
@@ -180,6 +183,7 @@ def test_readme_names_nothing_that_does_not_exist():
         "`./run_all.sh papr`",
         "```bash\n./run_all.sh nano 99   # one notebook\n```",
         "```\n./run_all.sh lab 01\n```",
+        "`./run_all.sh page 01`",
         "`python -m vrhlib.nonsense`",
         "`vrhlib.heads.Nonsense`",
         "```python\nfrom vrhlib.heads import Nonsense\n```",
@@ -199,6 +203,7 @@ def test_a_lie_is_found(text):
         "`vrhlib/heads.py`, `LICENSE`, `requirements.lock`, `Qwen/Qwen3-VL-8B-Instruct`, `86.3 ± 1.1`, `o_proj`",
         "`data/runs/nano/` is a cache; [this](pyproject.toml), [that](https://example.org/x.png), [here](#costs)",
         "`./run_all.sh test`, `./run_all.sh help`, `./run_all.sh test tests/test_readme.py`",
+        "`./run_all.sh page paper MODELS=qwen2.5-vl-7b`",
         "`python -m vrhlib.nano.train MODEL`, `python -m venv x`, `vrhlib.heads.HeadSet`",
         "```python\nfrom vrhlib.heads import HeadSet\nheads = HeadSet\n```",
         "```\nvrhlib/        the library,\n               read it\n  heads.py     heads\n  nano/        scenes\n"

@@ -98,6 +98,10 @@ def sandbox(tmp_path):
         ("--limited 3", "unknown option '--limited'"),
         ("lab --limit 3", "lab takes no arguments"),
         ("plan 09", "no notebook '09'"),
+        ("page 01", "page takes a profile and MODELS=..., got '01'"),
+        ("page --limit 3", "page takes a profile and MODELS=..., got '--limit'"),
+        ("page MODELS=", "page takes a profile and MODELS=..., got 'MODELS='"),
+        ("01 page", "'page' comes first: ./run_all.sh page"),
     ],
 )
 def test_a_typo_is_refused_in_one_line_before_any_python_is_looked_for(sandbox, words, message):
@@ -112,7 +116,7 @@ def test_a_typo_is_refused_in_one_line_before_any_python_is_looked_for(sandbox, 
 def test_help_lists_every_command(sandbox, word):
     done = sandbox(word)
     assert done.returncode == 0
-    words = "nano paper plan test lab NAME=VALUE CUDA HF_HOME MODELS=".split()
+    words = "nano paper plan page test lab NAME=VALUE CUDA HF_HOME MODELS=".split()
     for command in (*words, "--limit N", "test browser"):
         assert command in done.stdout
 
@@ -135,6 +139,8 @@ def test_help_lists_every_command(sandbox, word):
         (["test", "browser", "-k", "a b"], "-m pytest tests/browser -v -k a b | offline=1"),
         (["test", "-k", "browser"], "-m pytest -k browser | offline=1"),
         (["lab"], "-m jupyterlab | offline="),
+        (["page"], "-m vrhlib.page --profile nano | offline=1"),
+        (["page", "paper", "MODELS=a,b"], "-m vrhlib.page --profile paper --models a,b | offline="),
     ],
 )
 def test_words_reach_the_runner_and_only_nano_and_tests_are_kept_offline(sandbox, tmp_path, words, call):

@@ -565,3 +565,16 @@ def test_tokens_and_seconds_add_up_over_calls_and_processes(root, monkeypatch):
     assert store.speeds(path) == {"toy on cuda": [151, 17, 6.0]}
     path.write_text("{ half")
     assert store.speeds(path) == {}
+
+
+def test_whoever_wants_to_be_told_is_told_instead_of_a_bar(monkeypatch, capsys):
+    monkeypatch.setenv("VRH_PROGRESS", "text")
+    told = []
+    with store.told(lambda done, of: told.append((done, of))):
+        for item in store.progress("abc", "scenes"):
+            told.append(item)
+        assert list(store.progress([], "scenes")) == []
+    assert told == [(0, 3), "a", (1, 3), "b", (2, 3), "c", (3, 3)] and capsys.readouterr().out == ""
+    with pytest.raises(ZeroDivisionError), store.told(lambda done, of: 1 / 0):
+        list(store.progress("a", "scenes"))
+    assert list(store.progress("a", "scenes")) == ["a"] and "scenes" in capsys.readouterr().out, "a bar again"

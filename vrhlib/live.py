@@ -15,7 +15,7 @@ import pandas as pd
 
 from vrhlib import store
 from vrhlib.attention import Ablation, Intervention, Steering, fitting, generate
-from vrhlib.evaluate import groups, mean_outputs, sweep_replies
+from vrhlib.evaluate import causal_sweep, groups, mean_outputs, sweep_replies
 from vrhlib.heads import HeadScores, HeadSet
 from vrhlib.outcomes import judged
 from vrhlib.samples import Sample, Samples
@@ -162,9 +162,9 @@ def pictures(samples: Samples) -> dict[str, tuple]:
 def first_look(
     vlm: VLM, scores: HeadScores, samples: Samples, ks: Sequence[int], most: int, seeds: Sequence[int], seen: Samples
 ) -> tuple:
-    """Arguments of `widgets.explorer` for a few samples: replies without the top heads and without random ones for the
-    numbers of `ks` up to `most`, and the rest live; `seen` as in `sweeping`."""
-    cut = {name: heads for name, heads in groups(scores.top(most), seeds).items() if not name.startswith("layer")}
-    swept = sweep_replies(vlm, samples, cut, [k for k in ks if k <= most])
+    """Arguments of `widgets.explorer` for a few samples: replies without the top heads and without both kinds of
+    controls for the numbers of `ks` up to `most`, and the rest live; `seen` as in `sweeping`."""
+    ks = [k for k in ks if k <= most]
+    swept = causal_sweep(vlm, [samples], scores.top(most), ks, ks, seeds)
     run = sweeping(vlm, {samples.benchmark: samples}, {vlm.name: scores}, seen)
     return {vlm.name: scores}, swept, pictures(samples), run

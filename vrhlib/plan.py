@@ -95,7 +95,7 @@ def _detect(p: Profile, given: Mapping) -> list[Work]:
             Work(model, benchmark, "replies, unmasked and ablated", most, test),
             Work(model, benchmark, "two questions a picture", 1, min(p.n_pairs, 2 * -(-test // 2))),
         ]
-    few = 1 + sum(n <= p.k for n in p.ks) * (1 + len(p.control_seeds))
+    few = 1 + sum(n <= p.k for n in p.ks) * (1 + 2 * len(p.control_seeds))
     work.append(Work(models[0], benchmark, "replies, to try it", few, min(16, test)))
     work.append(Work(models[0], benchmark, "looked at closely", 1, 12, passes=2, stored=False))
     large = min(MOST_TOKENS, MODELS[models[0]].visual_tokens * max(p.cost_scales) ** 2)

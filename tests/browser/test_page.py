@@ -49,7 +49,7 @@ def at(page, address, built):
 def ready(page) -> None:
     """Wait for the last thing that the page does when it opens."""
     page.locator("#steps .vrh-token").first.wait_for()
-    page.locator("#answer code").wait_for()
+    page.locator("#answer code").wait_for(state="attached")
 
 
 def name_of(heads) -> str:

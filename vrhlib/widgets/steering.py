@@ -45,6 +45,7 @@ class Steering(View):
         self._scores, self._pictures, self._answer, self._count = scores, pictures, answer, count
         self._rates = pd.DataFrame() if rates is None else rates.assign(phase=rates.get("phase", "decode"))
         self._tried: dict[tuple, bool] = {}
+        self._begun = False  # what is shown at first, nobody pointed at
         _, _, referent, segments = next(iter(pictures.values()))
         others = [i for i, (_, box, _) in enumerate(segments) if box.iou(referent) < SAME]
         self._picture = Picture(chosen=next(iter(others), -1))
@@ -64,6 +65,7 @@ class Steering(View):
         ]
         key = ("steering", scores.model, *pictures)
         self._begin(key, parts, remembered, {"sample": self._other_picture})
+        self._begun = True
 
     def _other_picture(self) -> None:
         """Segments of the picture; the one chosen is let go, unless it is there too after a cell was run again."""
@@ -93,7 +95,7 @@ class Steering(View):
             self._picture.boxes = boxes
             steered = self._answer(name, i, heads, self._phase.value)
             hit = steered["outcome"] == "correct"
-            if segments[i][1].iou(referent) < SAME:  # what the text names anyway is no test
+            if self._begun and segments[i][1].iou(referent) < SAME:  # what the text names anyway is no test
                 self._tried[name, i, heads.heads, self._phase.value] = hit
             look = "1 head looks" if len(heads) == 1 else f"{len(heads)} heads look"
             boxes.append(boxed("reply", f"reply, {look} at the {segments[i][0]}", Box.of(steered)))

@@ -57,3 +57,17 @@ def test_a_real_class_is_trained_on_pairs_about_the_training_tables(repository):
     assert "its picture is held out (refcoco, compared by number)" in done.stdout
     claims = pd.read_csv(figures / "claims.csv").set_index("id")
     assert claims.verdict["dpo"] == "differs", "a model that writes no box has none to gain"
+
+
+def test_a_real_class_is_steered_to_the_two_things_of_a_picture_and_its_views_know_the_published_list(repository):
+    words = (f"MODELS={CHOSEN[0]}", "N_DETECT=2", "K=3", "--limit", "4")
+    done = run_all(repository, "paper", "08", *words, **GIVEN)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    table = pd.read_csv(repository / "figures" / "paper" / "table_steering.csv")
+    assert set(table.n) == {4} and set(table.pictures) == {2}, "each of four expressions with the other thing"
+    decode = table[table.phase == "decode"]
+    assert set(decode[decode.condition == "vrh"].k) == {3, 5, 10, 20, 50}
+    assert set(table[table.condition == "layer_matched"].k) == {3} and set(table.phase) == {"–", "decode", "all"}
+    executed = json.loads((repository / "notebooks" / "rendered" / "paper" / "08_play.ipynb").read_text())
+    views = [c for c in executed["cells"] if c["id"].startswith("play-") and "outputs" in c]
+    assert len(views) == 4 and all("image/png" in c["outputs"][-1]["data"] for c in views)

@@ -77,6 +77,10 @@ def test_a_reader_plays(page, playing, app):
     asks = Live(playing.vlm)
     alerts = page.locator('.vrh-view [role="alert"]')
     assert alerts.count() == 0
+    cells = notebook.contents()  # beside each live view stands its picture
+    for name in ("play-explorer", "play-heads", "play-steps", "play-point"):
+        shown = [output["data"] for output in cells[playing.at[name]]["outputs"] if "data" in output]
+        assert any({"image/png", "application/vnd.jupyter.widget-view+json"} <= set(data) for data in shown), name
 
     # Explorer: k is dragged from 4 to 2, then one further by key; the curve's point and the picture's box follow.
     explorer = notebook.output(playing.at["play-explorer"])
@@ -174,12 +178,3 @@ def test_a_reader_plays(page, playing, app):
         if reply["outcome"] == "correct":
             shoot(point, "steering_after")
     assert alerts.count() == 0
-
-
-def test_the_static_pictures_and_no_widget_state_are_in_what_is_saved(page, playing):
-    notebook = playing.lab.open(page, playing.path)
-    notebook.run_all(timeout=400)
-    cells = notebook.contents()
-    for name in ("play-explorer", "play-heads", "play-steps", "play-point"):
-        shown = [output["data"] for output in cells[playing.at[name]]["outputs"] if "data" in output]
-        assert any({"image/png", "application/vnd.jupyter.widget-view+json"} <= set(data) for data in shown), name

@@ -14,6 +14,7 @@ from vrhlib.boxes import Box, box_of_mask, decode_mask
 from vrhlib.evaluate import replies
 from vrhlib.heads import Head, HeadSet
 from vrhlib.samples import Sample, Samples, Segment
+from vrhlib.stats import Accuracy
 
 pytestmark = pytest.mark.usefixtures("root")
 
@@ -112,19 +113,26 @@ def test_controls_are_drawn_from_outside_the_heads_and_look_at_the_same_things(v
 
 
 def frame(outcomes: str, pictures: str, condition: str = "vrh", kind: str = "other") -> pd.DataFrame:
-    """`x` hit, `-` miss, `?` unreadable."""
-    known = {"x": "correct", "-": "wrong box", "?": "no box"}
+    """`x` hit, `-` astray, `=` where it was, `?` unreadable."""
+    known = {"x": "correct", "-": "wrong box", "=": "wrong box", "?": "no box"}
     return pd.DataFrame({
         "model": "m", "benchmark": "b", "condition": condition, "k": 4, "seed": pd.NA, "kind": kind,
         "image": list(pictures), "outcome": [known[o] for o in outcomes], "centred": [o == "x" for o in outcomes],
+        "stayed": [float(o == "=") for o in outcomes], "phase": "decode",
         "id": [str(i) for i in range(len(outcomes))],
     }).astype({"seed": "Int64"})  # fmt: skip
 
 
 def test_the_rate_counts_hits_among_things_that_the_text_does_not_name():
-    answers = pd.concat([frame("xx--?", "aabbb"), frame("xxxx", "abab", kind="referent")])
+    answers = pd.concat([frame("xx-=?", "aabbb"), frame("xxxx", "abab", kind="referent")])
     (row,) = steering.success(answers).to_dict("records")
-    assert row["rate"] == row["centre"] == 40 and row["n"] == 5 and row["pictures"] == 2 and row["unreadable"] == 20
+    assert (
+        row["stayed"] == 20
+        and row["rate"] == row["centre"] == 40
+        and row["n"] == 5
+        and row["pictures"] == 2
+        and row["unreadable"] == 20
+    )
     (row,) = steering.success(answers, "referent").to_dict("records")
     assert row["rate"] == 100 and row["n"] == 4
 
@@ -143,3 +151,44 @@ def test_intervals_resample_pictures_not_segments():
 )
 def test_a_box_is_centred_where_its_middle_lies_in_the_segment(box, inside):
     assert steering._centred(box, LEFT) is inside
+
+
+@pytest.mark.parametrize(("outcomes", "rate"), [("--------", 0), ("xxxxxxxx", 100)])
+def test_none_and_all_have_an_interval_of_as_many_trials_as_pictures(outcomes, rate):
+    row = steering.success(frame(outcomes, "aabbccdd")).iloc[0]
+    assert row.rate == rate and row.n == 8 and row.pictures == 4
+    low, high = Accuracy(4 * rate // 100, 4).interval
+    assert (row.low, row.high) == (low, high) and high - low > 40
+
+
+def test_top_heads_are_compared_pair_by_pair_with_the_mean_of_the_draws():
+    def drawn(
+        outcomes: str, condition: str, seed: int | None = None, phase: str = "decode", k: int = 4
+    ) -> pd.DataFrame:
+        return frame(outcomes, "abcd", condition).assign(seed=seed, phase=phase, k=k).astype({"seed": "Int64"})
+
+    answers = pd.concat([
+        drawn("----", "unmasked", None, "–", 0), drawn("xxx-", "vrh"), drawn("x---", "random", 0),
+        drawn("xx--", "random", 1), drawn("xxxx", "vrh", None, "decode", 2), drawn("xxxx", "random", 0, "all"),
+        drawn("x---", "vrh", None, "all"), frame("xxxx", "abcd", kind="referent"),
+    ])  # fmt: skip
+    table = steering.compared(answers, {"m": 4}).set_index(["phase", "against"])
+    assert sorted(table.index) == [("all", "random"), ("all", "unmasked"), ("decode", "random"), ("decode", "unmasked")]
+    decode = table.loc[("decode", "random")]
+    assert (decode.more, decode.draws, decode.n, decode.k) == (37.5, 2, 4, 4), "3 of 4, less the mean of 1 and 2 of 4"
+    assert decode.low < 37.5 < decode.high and table.loc[("decode", "unmasked"), "more"] == 75
+    assert table.loc[("all", "random"), "more"] == -75 and table.loc[("all", "unmasked"), "more"] == 25
+
+
+def test_a_box_that_stays_is_told_from_one_that_goes_astray(vlm):
+    first, second = tiny.samples()[:2]
+    asked = [replace(s, segments=(Segment("it", s.box), Segment("b", Box(40, 30, 70, 60)))) for s in (first, second)]
+    answers = steering.steer(vlm, steering.pointed(Samples("noise", "test", asked)), {}, [])
+    assert answers.stayed.isin([0.0, 1.0]).all() and len(answers) == 4
+    assert steering._stayed(Box(0, 0, 10, 10), Box(0, 0, 10, 12)) == 1 and steering._stayed(None, LEFT) == 0
+    assert steering._stayed(Box(50, 50, 60, 60), LEFT) == 0 and np.isnan(steering._stayed(LEFT, None))
+
+
+def test_a_sample_without_a_box_is_refused_in_words():
+    with pytest.raises(ValueError, match="has no box"):
+        steering.aimed(replace(sample("a", LEFT), box=None), Segment("b", RIGHT), "x")

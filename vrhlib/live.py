@@ -39,13 +39,17 @@ class Live:
         self._batches: OrderedDict[str, Batch] = OrderedDict()
         self._known: dict[str, dict] = {}
 
-    def answer(self, sample: Sample, condition: Intervention | None = None) -> dict:
-        """The greedy reply to a sample under a condition (None: the model left alone), judged."""
-        key = store.digest([sample.fingerprint, condition and condition.describe()])
+    def answer(self, sample: Sample, condition: Intervention | None = None, limit: int | None = None) -> dict:
+        """The greedy reply to a sample under a condition (None: the model left alone), judged. `limit`: tokens that it
+        may take (None: the model's own)."""
+        limit = limit or self.vlm.max_new_tokens
+        key = store.digest([sample.fingerprint, condition and condition.describe(), limit])
         if key in self._known:
             return self._known[key] | {"seconds": 0.0}
+        if self.vlm.model is None:  # a later cell gave it up for another one
+            self.vlm = load_vlm(self.vlm.name)
+            self._batches.clear()
         began, found = time.perf_counter(), {}
-        limit = self.vlm.max_new_tokens
 
         def work() -> None:
             batch = self._prepared(sample)
@@ -71,20 +75,20 @@ class Live:
 
     def without(self, samples: Samples) -> Callable[[str, HeadSet], dict]:
         """`answer(id, heads)`: the reply to a sample with these heads cut (zero, all positions)."""
-        by_id = {s.id: s for s in samples}
-        return lambda name, heads: self.answer(by_id[name], Ablation(heads) if len(heads) else None)
+        by_id, limit = {s.id: s for s in samples}, samples.max_new_tokens
+        return lambda name, heads: self.answer(by_id[name], Ablation(heads) if len(heads) else None, limit)
 
     def toward(self, samples: Samples) -> Callable[[str, int, HeadSet, str], dict]:
         """`answer(id, i, heads, phase)`: the reply while these heads look at segment i of the sample's picture, judged
         by that segment; i=-1: left alone, judged by the referent."""
-        by_id, known = {s.id: s for s in samples}, segments(samples)
+        by_id, known, limit = {s.id: s for s in samples}, segments(samples), samples.max_new_tokens
 
         def answer(name: str, i: int, heads: HeadSet, phase: str = "decode") -> dict:
             sample = by_id[name]
             if i < 0:
-                return self.answer(sample)
+                return self.answer(sample, None, limit)
             there = aimed(sample, known[sample.image_key][i], f"{name} -> {i}")
-            return self.answer(there, Steering(heads, phase) if len(heads) else None)
+            return self.answer(there, Steering(heads, phase) if len(heads) else None, limit)
 
         return answer
 
@@ -98,14 +102,29 @@ def counting(
 ) -> Callable[..., pd.DataFrame]:
     """`count(k, phase, tell)`: how often the box follows, over every segment of every picture (`steering.success`), for
     the top k heads and as many random ones of each seed; stored, so a number is computed once."""
-    points = pointed(asked)
+    points, models = pointed(asked), _Models(vlm)
 
     def count(k: int, phase: str, tell: Callable[[int, int], None]) -> pd.DataFrame:
         cut = {n: h for n, h in groups(scores.top(k), seeds).items() if not n.startswith("layer")}
         with store.told(tell):
-            return success(steer(vlm, points, cut, [k], phase, batch_size))
+            return success(steer(models.loaded(vlm.name), points, cut, [k], phase, batch_size))
 
     return count
+
+
+class _Models:
+    """The model that a view was given, and one of its own where another is asked for, or where that one was given up
+    for another by a later cell. What was given is never given up here: the notebook may still need it."""
+
+    def __init__(self, given: VLM):
+        self._given, self._own = given, None
+
+    def loaded(self, name: str) -> VLM:
+        if name == self._given.name and self._given.model is not None:
+            return self._given
+        if self._own is None or self._own.name != name:
+            self._own = load_vlm(name, instead_of=self._own)
+        return self._own
 
 
 Run = Callable[..., pd.DataFrame]
@@ -119,24 +138,23 @@ def sweeping(
     kind) and phase.
 
     `tests`: benchmark to samples; `scores`: model to head scores, whose top heads are cut; `seen`: samples whose
-    prompts give the outputs of kind `mean`; `tell(done, of)` is called as it goes on. Another model takes the place of
-    the one that is loaded.
+    prompts give the outputs of kind `mean`; `tell(done, of)` is called as it goes on. Another model than
+    `vlm` is loaded beside it.
     """
-    held, means = {"vlm": vlm}, {}
+    models, means = _Models(vlm), {}
 
     def run(
         model: str, benchmark: str, condition: str, k: int, seed: int | None, kind: str, phase: str,
         tell: Callable[[int, int], None],
     ) -> pd.DataFrame:  # fmt: skip
         with store.told(tell):
-            if held["vlm"].name != model:
-                held["vlm"] = load_vlm(model, instead_of=held["vlm"])
+            asked = models.loaded(model)
             if kind == "mean" and model not in means:
-                means[model] = mean_outputs(held["vlm"], seen, batch_size)
+                means[model] = mean_outputs(asked, seen, batch_size)
             cut = {} if condition == "unmasked" else chosen_heads(scores[model], condition, k, seed)
             more = {"means": means[model]} if kind == "mean" else {}
             found = sweep_replies(
-                held["vlm"], tests[benchmark], cut, [k], kind, phase, batch_size=batch_size, short="skip", **more
+                asked, tests[benchmark], cut, [k], kind, phase, batch_size=batch_size, short="skip", **more
             )
         return found[(found.condition == condition) | (found.condition == "unmasked")].assign(
             ablation=kind, phase=phase
@@ -149,7 +167,7 @@ def chosen_heads(scores: HeadScores, condition: str, k: int, seed: int | None) -
     """The group that is cut at k under a condition of `evaluate.groups`, by its name there."""
     known = groups(scores.top(k), [] if seed is None else [seed])
     name = condition if seed is None else f"{condition} {seed}"
-    if name not in known:
+    if len(known.get(name, ())) < k:
         raise ValueError(f"{scores.model} has no {name} at k={k}: {scores.top(k).crowded or 'no such condition'}.")
     return {name: known[name]}
 

@@ -34,7 +34,7 @@ class Point(NamedTuple):
     k: int
 
 
-_BY = [name for name in Point._fields]
+_BY = list(Point._fields)
 
 
 def explorer(
@@ -91,7 +91,7 @@ class Explorer(View):
             row(self._sample),
             row(self._curve, self._picture),
         ]
-        self._begin(("explorer", *scores), parts, remembered, {"benchmark": self._other_pictures})
+        self._begin(("explorer", *scores, *shown), parts, remembered, {"benchmark": self._other_pictures})
 
     def _add(self, answers: pd.DataFrame) -> None:
         """Index answers by the point that they belong to; the unmasked model is one point, whatever would be cut."""
@@ -150,6 +150,8 @@ class Explorer(View):
         same = sorted(p.k for p in self._rows if p._replace(k=0) == point._replace(k=0))
         there = f"stored: k = {', '.join(map(str, same))}" if same else "nothing of this kind is stored"
         step = "turn on `run live` to compute it" if self._run else "hand `run=live.sweeping(...)` to compute it"
+        if self._live.value:
+            step = "there is no such cut"
         return f"k={point.k} was not measured here ({there}); {step}."
 
     def _line(self, point: Point) -> list[list[float]]:
@@ -210,6 +212,9 @@ class Explorer(View):
         missing = [words[name] for name, box in boxes.items() if box is None]
         none = f"; no box in: {', '.join(missing)}" if missing else ""
         self._picture.label = f"picture for “{text}” with the referent and the boxes replied{none}"
+
+    def _in_words(self) -> str:
+        return f"{self._curve.label}. {self._picture.label}"
 
     def _still(self) -> figures.Figure:
         point = self._point

@@ -78,7 +78,7 @@ class KnockOut(View):
             button.on_click(lambda _, heads=heads: self._choose(heads))
         remembered = {"sample": (self._sample, "value"), "k": (self._k, "value"), "chosen": (self._map, "chosen")}
         parts = [row(self._sample, self._k, *made), row(self._map, ipywidgets.VBox([self._picture, self._reply]))]
-        self._begin(("knockout", scores.model, scores.scoring), parts, remembered)
+        self._begin(("knockout", scores.model, scores.scoring, *pictures), parts, remembered)
 
     def _top(self) -> list[list[int]]:
         return [list(h) for h in self._scores.top(self._k.value)]
@@ -124,6 +124,9 @@ class KnockOut(View):
 
     def _said(self, reply: Mapping) -> str:
         return f"IoU {reply['iou']:.2f}, {reply['outcome']}"
+
+    def _in_words(self) -> str:
+        return self._picture.label
 
     def _still(self) -> figures.Figure:
         heads, (text, image, _) = self._heads, self._pictures[self._sample.value]

@@ -54,13 +54,16 @@ class Picker(View):
         self._begin(("scoring_picker", captured.model, captured.benchmark), parts, remembered)
 
     def _show(self) -> None:
-        figure, words = self._drawn()
+        self._shown = figure, words = self._drawn()
         shown = base64.b64encode(figure.png()).decode()
         alt = html.escape(words, quote=True)
         self._picture.value = f'<img style="max-width: 100%" alt="{alt}" src="data:image/png;base64,{shown}">'
 
+    def _in_words(self) -> str:
+        return self._shown[1]
+
     def _still(self) -> figures.Figure:
-        return self._drawn()[0]
+        return self._shown[0]
 
     def _drawn(self) -> tuple[figures.Figure, str]:
         """The figure of the point that is picked, and the same in words."""

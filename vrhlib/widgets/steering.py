@@ -17,7 +17,7 @@ from vrhlib.widgets.view import View, boxed, menu, number, outline, png, row
 
 Segments = Sequence[tuple[str, Box, object]]  # name, box, mask (run lengths or array) or None
 HEADS = ("top k", "random k")
-SAME = 0.5  # IoU from which a segment is what the text names
+IOU = 0.5  # from which a segment is what the text names; `outcomes.IOU`, which needs torch
 
 
 def steering(
@@ -43,11 +43,13 @@ class Steering(View):
         if not pictures:
             raise ValueError("No pictures to point at: pass some samples with segments.")
         self._scores, self._pictures, self._answer, self._count = scores, pictures, answer, count
-        self._rates = pd.DataFrame() if rates is None else rates.assign(phase=rates.get("phase", "decode"))
-        self._tried: dict[tuple, bool] = {}
+        self._key = ("steering", scores.model, *pictures)
+        self._tried, counted = self._kept("tried"), self._kept("counted")
         self._begun = False  # what is shown at first, nobody pointed at
+        given = [] if rates is None else [rates.assign(phase=rates.get("phase", "decode"))]
+        self._rates = pd.concat([*given, *counted.values()], ignore_index=True) if given or counted else pd.DataFrame()
         _, _, referent, segments = next(iter(pictures.values()))
-        others = [i for i, (_, box, _) in enumerate(segments) if box.iou(referent) < SAME]
+        others = [i for i, (_, box, _) in enumerate(segments) if box.iou(referent) < IOU]
         self._picture = Picture(chosen=next(iter(others), -1))
         self._reply, self._counter = ipywidgets.HTML(), ipywidgets.HTML()
         self._sample = menu("picture", [(text, name) for name, (text, *_) in pictures.items()])
@@ -63,8 +65,7 @@ class Steering(View):
             row(self._sample, self._k, self._which, self._phase),
             row(self._picture, ipywidgets.VBox([self._reply, self._counter, self._button])),
         ]
-        key = ("steering", scores.model, *pictures)
-        self._begin(key, parts, remembered, {"sample": self._other_picture})
+        self._begin(self._key, parts, remembered, {"sample": self._other_picture})
         self._begun = True
 
     def _other_picture(self) -> None:
@@ -95,8 +96,8 @@ class Steering(View):
             self._picture.boxes = boxes
             steered = self._answer(name, i, heads, self._phase.value)
             hit = steered["outcome"] == "correct"
-            if self._begun and segments[i][1].iou(referent) < SAME:  # what the text names anyway is no test
-                self._tried[name, i, heads.heads, self._phase.value] = hit
+            if self._begun and len(heads) and segments[i][1].iou(referent) < IOU:  # else it is no test
+                self._tried.setdefault((heads.heads, self._phase.value), {})[name, i] = hit
             look = "1 head looks" if len(heads) == 1 else f"{len(heads)} heads look"
             boxes.append(boxed("reply", f"reply, {look} at the {segments[i][0]}", Box.of(steered)))
             words = f"{'The box is there' if hit else 'The box is not there'}: IoU {steered['iou']:.2f} with the " + (
@@ -110,10 +111,9 @@ class Steering(View):
 
     def _counted(self) -> str:
         """What was tried here, and the rate over a whole set where it was measured at this k."""
-        hits = sum(self._tried.values())
-        lines = [
-            f"you pointed at {len(self._tried)} things that the text does not name; the box went to {hits} of them"
-        ]
+        tried = self._tried.get((self._heads.heads, self._phase.value), {})
+        words = f"you pointed at {len(tried)} things that the text does not name; the box went to {sum(tried.values())}"
+        lines = [f"with these heads {words} of them"]
         if len(self._rates):
             known = self._rates[self._rates.phase == self._phase.value]
             at = known[known.k == self._k.value]
@@ -121,7 +121,10 @@ class Steering(View):
                     for c, r in at[at.condition == "vrh"].set_index("condition").iterrows()}  # fmt: skip
             if rate:
                 n, random = int(at.n.iloc[0]), at[at.condition == "random"].rate
-                beside = f"{random.mean():.1f} % (mean of {len(random)} seeds)" if len(random) else "not counted"
+                spread = (
+                    f"{random.mean():.1f} % (mean of {len(random)} seeds, {random.min():.1f} to {random.max():.1f})"
+                )
+                beside = spread if len(random) else "not counted"
                 lines.append(f"all {n} such segments, top {self._k.value}: {rate['vrh']}; random heads: {beside}")
             else:
                 ks = ", ".join(map(str, sorted(set(known.k) - {0})))
@@ -131,11 +134,15 @@ class Steering(View):
     def _count_all(self) -> None:
         k, phase = self._k.value, self._phase.value
         found = self._count(k, phase, lambda done, of: self._say(f"k={k}: batch {done} of {of}"))
+        self._kept("counted")[k, phase] = found.assign(phase=phase)
         self._rates = pd.concat([self._rates, found.assign(phase=phase)], ignore_index=True).drop_duplicates(
             ["condition", "k", "seed", "phase"]
         )
         self._counter.value = f'<div class="vrh-line">{self._counted()}</div>'
         self._say("")
+
+    def _in_words(self) -> str:
+        return self._picture.label
 
     def _still(self) -> figures.Figure:
         text, image, *_ = self._pictures[self._sample.value]

@@ -88,9 +88,12 @@ class Steps(View):
             referent = [] if sample.box is None else [boxed("referent", "referent", sample.box)]
             self._steps.boxes = [*referent, *replied]
             self._steps.step = min(self._steps.step, max(0, len(look.tokens) - 1))
-            self._steps.shown = shown if shown in sets else next(iter([s for s in sets if s.startswith("top")] or sets))
-            self._steps.label = f"picture for “{sample.text}” with the attention of heads while the reply is written"
+            self._steps.shown = _same_kind(shown, list(sets))
+            self._steps.label = f"picture for “{sample.text}” with the attention of heads while a reply is written"
         self._asked = asked
+
+    def _in_words(self) -> str:
+        return f"{self._steps.label}; {self._steps.shown}, token {self._steps.step + 1} of {len(self._steps.tokens)}"
 
     def _still(self) -> figures.Figure:
         look, step = self._looks[self._look.value], self._steps.step
@@ -98,3 +101,9 @@ class Steps(View):
         maps = {name: look.attention[heads.mask()].sum(0)[step] for name, heads in self._sets().items()}
         words = f"{s.text}: token {step + 1} of {len(look.tokens)}, {token!r}"
         return figures.attention_maps([(words, s.image, s.box, look.grid, maps)])
+
+
+def _same_kind(shown: str, sets: list[str]) -> str:
+    """The set that was shown, or what stands for it now: with another k still the top heads, or all but them."""
+    kind = next((words for words in ("all but the top", "all heads", "top") if shown.startswith(words)), "top")
+    return shown if shown in sets else next((name for name in sets if name.startswith(kind)), sets[0])

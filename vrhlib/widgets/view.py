@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import ipywidgets
@@ -76,6 +76,14 @@ class View(ipywidgets.VBox):
     def _still(self) -> Figure:
         raise NotImplementedError
 
+    def _in_words(self) -> str:
+        """What is shown, for those who cannot see it."""
+        raise NotImplementedError
+
+    def _kept(self, name: str) -> dict:
+        """Something of this view's own that outlives the cell, as the controls' values do; empty at first."""
+        return _LEFT.setdefault((self._key, name), {})
+
     def _moved(self, name: str, value: object) -> None:
         _LEFT[self._key][name] = value
         if self._quiet:  # moved by us
@@ -111,7 +119,8 @@ class View(ipywidgets.VBox):
     def _repr_mimebundle_(self, **kwargs):
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        return {**(data or {}), "image/png": base64.b64encode(self._still().png()).decode()}, metadata
+        shown = {"image/png": base64.b64encode(self._still().png()).decode(), "text/plain": self._in_words()}
+        return {**(data or {}), **shown}, metadata
 
 
 def png(image: Image.Image) -> bytes:
@@ -130,12 +139,37 @@ def boxed(name: str, label: str, box: Box | None) -> dict:
 
 
 def outline(box: Box, mask: np.ndarray | None) -> str:
-    """SVG path data of a segment in pixels: the runs of its mask, row by row, or its box."""
+    """SVG path data of a segment in pixels: the edges of its mask, closed loop by loop (even-odd), or its box."""
     if mask is None:
         return f"M{box.x0:g} {box.y0:g}H{box.x1:g}V{box.y1:g}H{box.x0:g}Z"
-    edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
-    runs = zip(*np.nonzero(edges == 1), np.nonzero(edges == -1)[1])
-    return "".join(f"M{start} {row}h{stop - start}v1h{start - stop}z" for row, start, stop in runs)
+    inside = np.pad(mask.astype(np.int8), 1)
+    across, down = np.diff(inside, axis=0)[:, 1:-1], np.diff(inside, axis=1)[1:-1]
+    after: dict[tuple[int, int], list[tuple[int, int]]] = {}  # corner to the corners that an edge leads to, mask right
+    for y, x in np.argwhere(across).tolist():
+        start, end = ((x, y), (x + 1, y))[:: int(across[y, x])]
+        after.setdefault(start, []).append(end)
+    for y, x in np.argwhere(down).tolist():
+        start, end = ((x, y + 1), (x, y))[:: int(down[y, x])]
+        after.setdefault(start, []).append(end)
+    return "".join(_loops(after))
+
+
+def _loops(after: dict[tuple[int, int], list[tuple[int, int]]]) -> Iterator[str]:
+    """Path data of the closed loops that edges form; straight on is one line."""
+    while after:
+        first = at = next(iter(after))
+        words, along = [f"M{at[0]} {at[1]}"], None
+        while True:
+            ends = after[at]
+            to = ends.pop()
+            if not ends:
+                del after[at]
+            word = f"H{to[0]}" if to[1] == at[1] else f"V{to[1]}"
+            words[len(words) - (word[0] == along) :] = [word]
+            at, along = to, word[0]
+            if at == first:
+                break
+        yield "".join([*words[:-1], "Z"])
 
 
 def menu(name: str, options: Sequence, **more) -> ipywidgets.Dropdown:

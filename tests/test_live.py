@@ -9,6 +9,7 @@ from vrhlib import evaluate, grounding, live, steering
 from vrhlib.attention import Steering, generate
 from vrhlib.evaluate import Condition
 from vrhlib.heads import Head, HeadScores, HeadSet, load_scores
+from vrhlib.samples import Samples
 from vrhlib.wiring import load_vlm
 
 MODELS = ("nano-qwen2.5-vl", "nano-internvl3.5")
@@ -128,6 +129,11 @@ def test_layer_matched_heads_that_do_not_exist_are_refused_in_words(vlm):
     with pytest.raises(ValueError, match="layer_matched 0 at k=8"):
         live.chosen_heads(crowded, "layer_matched", 8, 0)
     assert len(live.chosen_heads(scores(vlm), "random", 4, 1)["random 1"]) == 4
+    full[0, 4:] = 0.5
+    full[1] = 0.9  # a layer and a half: of the first layer's heads four are left, and eight are asked for
+    half = HeadScores(full + np.linspace(0, 1e-3, full.size).reshape(full.shape), "s", vlm.name, 1)
+    with pytest.raises(ValueError, match="layer_matched 0 at k=12: layer"):
+        live.chosen_heads(half, "layer_matched", 12, 0)
 
 
 def test_counting_gives_the_rate_over_all_segments(vlm):
@@ -154,3 +160,34 @@ def test_a_first_look_is_what_the_live_points_would_be(vlm):
         mine = swept[(swept.condition == condition) & (swept.k == 2)]
         mine = mine if seed is None else mine[mine.seed == seed]
         assert point[point.condition == condition].text.tolist() == mine.text.tolist() and len(mine) == 3
+
+
+def test_a_model_that_a_later_cell_gave_up_is_loaded_again_and_the_notebooks_own_is_left_alone(root):
+    """Run All leaves the first cell's view with a released model; its clicks must still be answered."""
+    (root / "data").mkdir()
+    (root / "data" / "nano").symlink_to(Path(__file__).parents[1] / "data" / "nano")
+    samples = grounding("scenes", "test", 2)
+    first = load_vlm(MODELS[0], device="cpu")
+    heads, one = scores(first), live.Live(first)
+    answer, run = one.without(samples), live.sweeping(first, {"scenes": samples}, {first.name: heads}, samples)
+    count = live.counting(first, grounding("scenes", "test", 4, pairs=True), heads, (0,))
+    before = answer(samples[0].id, heads.top(2))["text"]
+    second = load_vlm(MODELS[1], instead_of=first)
+    assert first.model is None
+    assert answer(samples[0].id, heads.top(2))["text"] == before, "from memory"
+    assert answer(samples[1].id, heads.top(4))["text"] and one.vlm is not first
+    quiet = lambda done, of: None  # noqa: E731
+    point = run(first.name, "scenes", "vrh", 2, None, "zero", "all", quiet)
+    assert point[point.condition == "vrh"].text.iloc[0] == before
+    assert set(count(1, "decode", quiet).condition) == {"unmasked", "vrh", "random"}
+    other = live.sweeping(second, {"scenes": samples}, {first.name: heads, second.name: scores(second)}, samples)
+    assert len(other(first.name, "scenes", "vrh", 1, None, "zero", "all", quiet)) == 4
+    assert second.model is not None, "what the notebook holds is not taken from it"
+
+
+def test_a_reply_may_be_as_long_as_the_samples_say(vlm):
+    samples = grounding("scenes", "test", 1)
+    short = Samples(samples.benchmark, samples.split, list(samples), max_new_tokens=3)
+    nobody, one = HeadSet((), vlm.grid, "none"), live.Live(vlm)
+    long, cut = (one.without(several)(samples[0].id, nobody) for several in (samples, short))
+    assert long["outcome"] != "cut off" == cut["outcome"] and long["text"].startswith(cut["text"])

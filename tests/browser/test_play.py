@@ -60,10 +60,10 @@ def shows(output, name: str, box) -> None:
 
 
 def shoot(output, name: str) -> None:
-    """Keep what is seen for the README, if VRHLIB_SCREENSHOTS names a folder for it: few colours, so it stays small."""
+    """Keep what is seen for the README, if VRHLIB_SCREENSHOTS names a folder for it."""
     if folder := os.environ.get("VRHLIB_SCREENSHOTS"):
         seen = Image.open(io.BytesIO(output.locator(".vrh-view").first.screenshot(animations="disabled")))
-        seen.convert("RGB").quantize(192).save(Path(folder) / f"{name}.png", optimize=True)
+        seen.convert("RGB").save(Path(folder) / f"{name}.png", optimize=True)
 
 
 @pytest.mark.parametrize("app", ["lab", "notebook"])

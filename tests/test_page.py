@@ -239,8 +239,8 @@ def test_a_model_whose_heads_were_not_found_is_refused_before_anything_is_loaded
 
 def test_one_unknown_model_of_several_is_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr(page, "load_vlm", lambda *a, **k: pytest.fail("a model was loaded"))
-    with pytest.raises(FileNotFoundError, match="nobodys-model__scenes.json yet"):
-        page.build("nano", [MODEL, "nobodys-model"])
+    with pytest.raises(ValueError, match="'nano-qwen2.5'.*Did you mean 'nano-qwen2.5-vl'"):
+        page.build("nano", [MODEL, "nano-qwen2.5"])
 
 
 def test_the_command_prints_where_the_page_is(monkeypatch, capsys, tmp_path):
@@ -255,5 +255,5 @@ def test_the_command_prints_where_the_page_is(monkeypatch, capsys, tmp_path):
 
 def test_the_command_fails_in_one_line(monkeypatch):
     monkeypatch.setattr("sys.argv", ["page", "--models", "nobodys-model"])
-    with pytest.raises(SystemExit, match=r"^page: No heads at [^\n]*nobodys-model__scenes.json yet\. [^\n]*$"):
+    with pytest.raises(SystemExit, match=r"^page: [^\n]*'nobodys-model'[^\n]*$"):
         page.main()

@@ -126,8 +126,11 @@ def _inert(value: object) -> str:
 
 
 def build(profile: str, models: Sequence[str] = (), n: int = PICTURES, seed: int = 0) -> Path:
-    """Compute and write the page of a profile; returns its path. Raises ValueError for a model that the profile does not
-    have, and FileNotFoundError where heads were not found yet, naming the notebook that does."""
+    """Compute and write the page of a profile; returns its path.
+
+    Raises ValueError for a model that the profile does not have, and FileNotFoundError where heads were not found yet,
+    naming the notebook that does.
+    """
     defaults = profile_of(profile)
     benchmark = defaults.benchmarks[0]
     lists = store.heads_dir(profile)

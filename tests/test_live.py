@@ -175,7 +175,9 @@ def test_a_model_that_a_later_cell_gave_up_is_loaded_again_and_the_notebooks_own
     second = load_vlm(MODELS[1], instead_of=first)
     assert first.model is None
     assert answer(samples[0].id, heads.top(2))["text"] == before, "from memory"
+    assert one._models._own is None, "and nothing was loaded for it"
     assert answer(samples[1].id, heads.top(4))["text"] and one.vlm is not first
+    assert [look.reply.text for look in one.looks(samples[:1]).values()] == [one.answer(samples[0])["text"]]
     quiet = lambda done, of: None  # noqa: E731
     point = run(first.name, "scenes", "vrh", 2, None, "zero", "all", quiet)
     assert point[point.condition == "vrh"].text.iloc[0] == before

@@ -27,6 +27,21 @@ from vrhlib.wiring import load_vlm
 PICTURES = 8  # whose vision features are kept
 
 
+class _Models:
+    """The model that a view was given, and one of its own where another is asked for, or where that one was given up
+    for another by a later cell. What was given is never given up here: the notebook may still need it."""
+
+    def __init__(self, given: VLM):
+        self._given, self._own = given, None
+
+    def loaded(self, name: str) -> VLM:
+        if name == self._given.name and self._given.model is not None:
+            return self._given
+        if self._own is None or self._own.name != name:
+            self._own = load_vlm(name, instead_of=self._own)
+        return self._own
+
+
 class Live:
     """Answers of a loaded model to one sample at a time.
 
@@ -35,31 +50,32 @@ class Live:
     """
 
     def __init__(self, vlm: VLM):
-        self.vlm = vlm
+        self._name, self._limit, self._models = vlm.name, vlm.max_new_tokens, _Models(vlm)
         self._batches: OrderedDict[str, Batch] = OrderedDict()
         self._known: dict[str, dict] = {}
+
+    @property
+    def vlm(self) -> VLM:
+        return self._models.loaded(self._name)
 
     def answer(self, sample: Sample, condition: Intervention | None = None, limit: int | None = None) -> dict:
         """The greedy reply to a sample under a condition (None: the model left alone), judged. `limit`: tokens that it
         may take (None: the model's own)."""
-        limit = limit or self.vlm.max_new_tokens
+        limit = limit or self._limit
         key = store.digest([sample.fingerprint, condition and condition.describe(), limit])
         if key in self._known:
             return self._known[key] | {"seconds": 0.0}
-        if self.vlm.model is None:  # a later cell gave it up for another one
-            self.vlm = load_vlm(self.vlm.name)
-            self._batches.clear()
-        began, found = time.perf_counter(), {}
+        began, found, vlm = time.perf_counter(), {}, self.vlm
 
         def work() -> None:
             batch = self._prepared(sample)
-            self.vlm.running = 1
-            ids = generate(self.vlm, batch, [condition], limit)[0, 0]
-            text, finished = self.vlm.decode([int(i) for i in ids if i >= 0])
+            vlm.running = 1
+            ids = generate(vlm, batch, [condition], limit)[0, 0]
+            text, finished = vlm.decode([int(i) for i in ids if i >= 0])
             found.update(text=text, finished=finished, resized=list(batch.resized[0]))
 
-        fitting(self.vlm, work)
-        self._known[key] = judged(self.vlm, sample, found)
+        fitting(vlm, work)
+        self._known[key] = judged(vlm, sample, found)
         return self._known[key] | {"seconds": time.perf_counter() - began}
 
     def _prepared(self, sample: Sample) -> Batch:
@@ -110,21 +126,6 @@ def counting(
             return success(steer(models.loaded(vlm.name), points, cut, [k], phase, batch_size))
 
     return count
-
-
-class _Models:
-    """The model that a view was given, and one of its own where another is asked for, or where that one was given up
-    for another by a later cell. What was given is never given up here: the notebook may still need it."""
-
-    def __init__(self, given: VLM):
-        self._given, self._own = given, None
-
-    def loaded(self, name: str) -> VLM:
-        if name == self._given.name and self._given.model is not None:
-            return self._given
-        if self._own is None or self._own.name != name:
-            self._own = load_vlm(name, instead_of=self._own)
-        return self._own
 
 
 Run = Callable[..., pd.DataFrame]

@@ -199,30 +199,26 @@ def test_a_file_that_holds_only_half_a_line_is_a_run_without_results(root):
     [b'{"id": "b", "te', b"", b"nonsense", b"[1, 2]", b"7", b"null", b'"id"', b'{"x": 1}', b'{"id": "a"}', b"\xff\xfe",
      b"\x00\x00", b'{"id": ["b"]}', b'{"id": {"b": 1}}', b'{"id": null}'],
 )  # fmt: skip
-@pytest.mark.parametrize("at", [2, 3])
-def test_a_garbled_line_is_named_with_file_and_number(root, line, at):
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_garbled_line_is_named_and_set_aside_and_the_others_are_used(root, capsys, line, at):
     path = root / "data/runs/nano" / f"{RUN.digest}.jsonl"
     path.parent.mkdir(parents=True)
-    rows = [b'{"id": "a"}', b'{"id": "z"}']
-    rows.insert(at - 1, line)
-    content = b"\n".join(rows) + b"\n"
-    path.write_bytes(content)
-    with pytest.raises(store.CorruptRun, match=rf"{RUN.digest}\.jsonl, line {at} .*[Dd]elete"):
-        with store.open_run(RUN, "nano"):
-            pass
-    assert path.read_bytes() == content  # nothing is repaired behind the reader's back
-    path.write_bytes(b'{"id": "a"}\n')
-    with store.open_run(RUN, "nano") as results:  # the lock was given back
-        assert list(results.records) == ["a"]
-
-
-def test_an_empty_first_line_is_garbled_too(root):
-    path = root / "data/runs/nano" / f"{RUN.digest}.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"\n")
-    with pytest.raises(store.CorruptRun, match="line 1 "):
-        with store.open_run(RUN, "nano"):
-            pass
+    good = [b'{"id": "a"}', b'{"id": "z"}']
+    path.write_bytes(b"\n".join([*good[: at - 1], line, *good[at - 1 :]]) + b"\n")
+    with store.open_run(RUN, "nano") as results:
+        assert list(results.records) == ["a", "z"]
+    (said,) = capsys.readouterr().out.splitlines()
+    where = 2 if line == b'{"id": "a"}' and at == 1 else at  # of two equal lines the second is the repeat
+    assert said.startswith(f"{path}: line {where} (") and said.isprintable()
+    assert path.read_bytes() == b"\n".join(good) + b"\n"
+    aside = path.with_name(f"{path.name}.bad")
+    if line == b'{"id": "a"}':
+        assert "again" in said and "dropped" in said and not aside.exists()
+    else:
+        assert aside.name in said and aside.read_bytes() == line + b"\n"
+    with store.open_run(RUN, "nano") as results:
+        assert list(results.records) == ["a", "z"]
+    assert capsys.readouterr().out == "", "said once"
 
 
 def test_a_run_manifest_says_what_was_run_and_how_far(root):
@@ -320,17 +316,19 @@ def test_a_run_is_found_by_its_samples_in_their_order_their_data_and_the_code(ro
     for other in (("b", "a", "c"), ("a", "b"), ("a", "b", "c", "d")):
         assert found(**store.sample_set(other, RUN.data)) == []
     assert found(**store.sample_set(RUN.samples, "")) == [], "shipped scenes and tables are read by other code"
-    monkeypatch.setattr(store, "_code", lambda real: ["edited"])
+    monkeypatch.setattr(store, "_code", lambda real: {"boxes.py": "edited"})
     assert found(**store.sample_set(RUN.samples, RUN.data)) == []
 
 
-def test_only_lines_of_runs_that_fit_are_read(root):
+def test_only_lines_of_runs_that_fit_are_read(root, capsys):
     finished(RUN)
     spoiled = finished(dataclasses.replace(RUN, model="other"))
-    (root / f"data/runs/nano/{spoiled.digest}.jsonl").write_text("nonsense\n")
-    assert found(model="toy") == [RUN.digest]
-    with pytest.raises(store.CorruptRun, match=rf"{spoiled.digest}\.jsonl, line 1 .*Delete"):
-        found(model="other")
+    path = root / f"data/runs/nano/{spoiled.digest}.jsonl"
+    path.write_text("nonsense\n")
+    assert found(model="toy") == [RUN.digest] and capsys.readouterr().out == ""
+    assert found(model="other") == found(model="other") == []
+    assert capsys.readouterr().out.count(f"{path}: line 1 (") == 1, "said once"
+    assert path.read_text() == "nonsense\n" and not path.with_name(f"{path.name}.bad").exists(), "only read"
 
 
 # ---------------------------------------------------------------- several processes
@@ -552,7 +550,7 @@ def test_progress_of_nothing_says_nothing(monkeypatch, capsys):
 
 def test_tokens_and_seconds_add_up_over_calls_and_processes(root, monkeypatch):
     clock = iter([0.0, 2.0, 5.0, 10.0, 11.0])
-    monkeypatch.setattr(store.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(store, "time", types.SimpleNamespace(perf_counter=lambda: next(clock)))
     first = store.Meter("nano", "toy", "cuda")
     first.add(100, 10)
     first.add(50, 5)
@@ -563,8 +561,9 @@ def test_tokens_and_seconds_add_up_over_calls_and_processes(root, monkeypatch):
     second.close()  # nothing is counted twice
     path = store.runs_dir("nano") / "speed.json"
     assert store.speeds(path) == {"toy on cuda": [151, 17, 6.0]}
-    path.write_text("{ half")
-    assert store.speeds(path) == {}
+    for garbage in ("{ half", "[1]", '{"toy on cuda": [1, 2]}', '{"toy on cuda": ["1", 2, 3]}', '{"toy on cuda": 7}'):
+        path.write_text(garbage)
+        assert store.speeds(path) == {}
 
 
 def test_whoever_wants_to_be_told_is_told_instead_of_a_bar(monkeypatch, capsys):

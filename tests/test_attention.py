@@ -569,56 +569,6 @@ def until_stop(vlm, ids) -> list[int]:
     return ids[: end + 1]
 
 
-def decode_only() -> list:
-    return [
-        None,
-        Ablation(layer(1), phase="decode"),
-        Ablation(SOME, "uniform", "decode"),
-        Ablation(layer(2), phase="decode"),
-    ]
-
-
-def one_by_one(vlm, batch, conditions) -> list:
-    return [[trimmed(generate(vlm, batch, [c])[b, 0]) for c in conditions] for b in range(len(batch))]
-
-
-def test_decode_only_conditions_share_a_prefill_and_equal_single_runs(vlm, batch):
-    queries = []
-    handle = vlm.layers[0].self_attn.q_proj.register_forward_hook(lambda m, a, out: queries.append(out.shape[:2]))
-    got = generate(vlm, batch, decode_only())
-    handle.remove()
-    assert queries[0] == (3, batch.length) and set(queries[1:]) == {(12, 1)}  # one prefill of 3 rows, then 12 rows
-    assert [[trimmed(got[b, c]) for c in range(4)] for b in range(3)] == one_by_one(vlm, batch, decode_only())
-    assert len({tuple(got[0, c]) for c in range(4)}) > 1
-
-
-def test_a_shared_prefill_obeys_suppressed_tokens_like_single_runs(vlm, batch, monkeypatch):
-    """Generation settings of the model act on the first token too."""
-    first = generate(vlm, batch)[:, 0, 0].tolist()
-    monkeypatch.setattr(vlm.model.generation_config, "suppress_tokens", sorted(set(first)))
-    got = generate(vlm, batch, decode_only())
-    want = one_by_one(vlm, batch, decode_only())
-    assert not set(got[:, :, 0].ravel().tolist()) & set(first)
-    assert [[trimmed(got[b, c]) for c in range(4)] for b in range(3)] == want
-
-
-@pytest.mark.parametrize("stopping", ["one sample", "all samples"])
-def test_a_shared_prefill_whose_first_token_stops_equals_single_runs(vlm, batch, monkeypatch, stopping):
-    first = generate(vlm, batch)[:, 0, 0].tolist()
-    monkeypatch.setattr(vlm.model.generation_config, "eos_token_id", first[:1] if stopping == "one sample" else first)
-    vlm.__dict__.pop("stop_ids", None)
-    got = generate(vlm, batch, decode_only())
-    assert [[trimmed(got[b, c]) for c in range(4)] for b in range(3)] == one_by_one(vlm, batch, decode_only())
-    assert trimmed(got[0, 1]) == first[:1]
-    vlm.__dict__.pop("stop_ids", None)
-
-
-def test_a_shared_prefill_of_one_token_needs_no_decoding(vlm, batch):
-    vlm.max_new_tokens = 1
-    got = generate(vlm, batch, decode_only())
-    assert got.shape == (3, 4, 1) and (got == generate(vlm, batch)).all()
-
-
 def test_replies_do_not_depend_on_the_sampling_settings_that_come_with_a_model(vlm, batch, monkeypatch):
     want = generate(vlm, batch, [None, Ablation(SOME)])
     for name, value in dict(do_sample=True, temperature=3.0, top_k=3, repetition_penalty=9.0).items():
@@ -641,7 +591,7 @@ def test_the_vision_tower_runs_once_per_batch_whatever_the_conditions(vlm, batch
     tower = vlm.model.get_submodule(vlm.family.vision)
     handle = tower.register_forward_hook(lambda *_: calls.append(1))
     generate(vlm, batch, several(vlm))
-    generate(vlm, batch, decode_only())
+    generate(vlm, batch, [Ablation(SOME, phase="decode")])
     with torch.no_grad(), ablate(vlm, Ablation(SOME)):
         vlm.model(**with_replies(vlm, batch, REPLIES))
     handle.remove()

@@ -9,14 +9,15 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "vrhlib"
 LAYERS = {
-    "store": 0,
-    "profiles": 1, "heads": 1, "boxes": 1, "stats": 1, "answers": 1, "hub": 1,
+    "jsonl": 0, "ledger": 0, "store": 0,
+    "profiles": 1, "features": 1, "heads": 1, "boxes": 1, "stats": 1, "answers": 1, "hub": 1, "sweep": 1,
     "samples": 2, "design_space": 2, "agreement": 2, "training": 2,
     "vlm": 3, "real": 3, "generated": 3, "methods": 3, "sparsity": 3, "paper": 3,
     "attention": 4, "benchmarks": 4, "outcomes": 4,
-    "scoring": 5, "evaluate": 5, "wiring": 5, "tasks": 5,
-    "dpo": 6, "steering": 6,
-    "live": 7,
+    "scoring": 5, "wiring": 5, "decoding": 5, "tasks": 5,
+    "evaluate": 6,
+    "dpo": 7, "steering": 7,
+    "live": 8,
 }  # fmt: skip
 DRAWN = {
     "style": 0, "checks": 0,
@@ -51,7 +52,8 @@ ALLOWED = BELOW | {
     "plan": {"store", "profiles", "hub", "benchmarks", "methods", "training"},  # no model
     "notebooks": {"store", "profiles", "plan"},
     "nano.scenes": set(),
-    "store": {""},  # for __version__
+    "ledger": {"jsonl"},
+    "store": {"", "jsonl", "ledger"},  # "" for __version__
     "nano.questions": {"nano.scenes"},
     "nano.benchmarks": BELOW["samples"] | {"samples", "nano.scenes", "nano.questions"},  # scenes are data to it
     "nano.models": {"nano.scenes", "nano.questions", "vlm"},  # prompts and box formats come from the one table

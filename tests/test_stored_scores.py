@@ -185,19 +185,20 @@ def test_of_two_runs_that_fit_none_is_taken(own, samples, scored):
 # ---------------------------------------------------------------- spoiled
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda line: line[:40] + "\n", "line 2 is not a stored record"),
-        (lambda line: line.replace('"theta"', '"other"'), "no head score"),
-    ],
-)
-def test_a_corrupt_line_is_an_error_that_names_the_file(own, samples, scored, root, spoil, message):
+def test_a_record_without_scores_is_an_error_that_names_the_file(own, samples, scored, root):
     path = lines(root, *scored.runs)
     first, second, third = path.read_text().splitlines(keepends=True)
-    path.write_text(first + spoil(second) + third)
-    with pytest.raises(store.CorruptRun, match=f"{path}.*{message}"):
+    path.write_text(first + second.replace('"theta"', '"other"') + third)
+    with pytest.raises(store.CorruptRun, match=f"{path}.*no head score"):
         stored(own.name, "nano", samples)
+
+
+def test_a_garbled_line_makes_a_run_unfinished(own, samples, scored, root, capsys):
+    path = lines(root, *scored.runs)
+    first, second, third = path.read_text().splitlines(keepends=True)
+    path.write_text(first + second[:40] + "\n" + third)
+    assert stored(own.name, "nano", samples) is None
+    assert f"{path}: line 2 (" in capsys.readouterr().out
 
 
 def test_a_manifest_that_cannot_be_read_is_none(own, samples, scored, root):

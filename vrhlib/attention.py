@@ -114,21 +114,22 @@ class _Plan:
 
     batch: int | None  # None: any
     layers: int
+    first: int = 0  # layers below are not run
     rows: torch.Tensor | None = None  # int [B, R], columns of the padded sequence, -1 unused
     reduce: dict[str, Reduction] = field(default_factory=dict)
     codes: np.ndarray | None = None  # int [B, layers, heads]: 0 leave, 1 + KINDS.index(kind), or _STEER
     start: torch.Tensor | None = None  # int [B]: first query column that is ablated or steered
     targets: torch.Tensor | None = None  # bool [B, S] columns of the prompt that steered heads attend to
     means: torch.Tensor | None = None  # [B, layers, heads, head_dim], where kind is mean
-    sums: torch.Tensor | None = None  # [layers, heads, head_dim] running sum of head outputs, and
-    seen: torch.Tensor | None = None  # [layers] number of positions in it
-    valid: torch.Tensor | None = None  # bool [B, T] columns that count for `sums`
+    sums: torch.Tensor | None = None  # [layers, heads, head_dim] running sum of head outputs, where the model runs
+    valid: torch.Tensor | None = None  # bool [B, T] columns that count for `sums`, there too
 
     def __post_init__(self):
         self.parts = {name: [[] for _ in range(self.layers)] for name in self.reduce}
         self.done: list[list[int]] = [[] for _ in range(self.layers)]
         self.calls = np.zeros(self.layers, dtype=int)
         self.moved: tuple | None = None
+        self.placed: dict[tuple, torch.Tensor] = {}
         self.row_list = None if self.rows is None else self.rows.tolist()
         # Which kinds act in which layer is decided once, in Python: asking a tensor would stall a GPU.
         if self.codes is not None:
@@ -142,8 +143,9 @@ class _Plan:
         picked = [r for r in range(len(inside[0])) if any(rows[r] for rows in inside)]
         if not picked:
             return
-        device = query.device
-        rows = self.rows[:, picked].to(device)
+        if (which := tuple(picked)) not in self.placed:  # once for all layers: a copy can stall a GPU
+            self.placed[which] = self.rows[:, picked].to(query.device)
+        rows = self.placed[which]
         local = (rows - offset).clamp(0, count - 1)
         attention = _attention_rows(query, key, mask, local, rows.clamp(min=0), scaling)
         attention *= (rows >= 0)[:, None, :, None]
@@ -201,10 +203,7 @@ class _Plan:
     # -- means
 
     def accumulate(self, layer: int, out) -> None:
-        offset = self.valid.shape[1] - out.shape[1]
-        keep = self.valid[:, offset:, None, None].to(out.device)
-        self.sums[layer] += (out.double() * keep).sum((0, 1)).cpu()
-        self.seen[layer] += int(self.valid[:, offset:].sum())
+        self.sums[layer] += (out.double() * self.valid[..., None, None]).sum((0, 1))
 
 
 _ACTIVE: ContextVar[_Plan | None] = ContextVar("vrh_plan", default=None)
@@ -299,9 +298,9 @@ def _running(vlm: VLM, plan: _Plan) -> Iterator[_Plan]:
         _ACTIVE.reset(token)
         guard.remove()
         vlm.model.set_attn_implementation({"text_config": before})
-    if plan.calls.min() == 0:
+    if len(missed := np.flatnonzero(plan.calls[plan.first :] == 0) + plan.first):
         raise RuntimeError(
-            f"{vlm.name}: layers {np.flatnonzero(plan.calls == 0).tolist()} never reached the registered attention "
+            f"{vlm.name}: layers {missed.tolist()} never reached the registered attention "
             "function, so nothing was captured or ablated there. Run the model inside the context."
         )
 
@@ -365,17 +364,19 @@ def ablate(
     conditions: Intervention | None | Sequence[Intervention | None],
     prompt_length: int | None = None,
     targets: torch.Tensor | None = None,
+    first: int = 0,
 ) -> Iterator[None]:
     """Run the model with heads ablated or steered: one condition for all, or one per row of the batch.
 
     A sequence has one entry per batch row, None for an untouched row. `prompt_length` (columns of the padded prompt) is
-    needed for phase "decode", `targets` (bool [rows, S], see `segment_columns`) for steering. Raises ValueError if a
-    head does not exist in this model.
+    needed for phase "decode", `targets` (bool [rows, S], see `segment_columns`) for steering. `first`: the first layer
+    that will be run (`decoding` has what enters it from another pass); the others need not come by. Raises ValueError
+    if a head does not exist in this model.
 
         with ablate(vlm, [None, Ablation(heads)]):
             vlm.model.generate(**vlm.inputs(batch, copies=2))
     """
-    with _running(vlm, _plan(vlm, conditions, prompt_length, targets)):
+    with _running(vlm, _plan(vlm, conditions, prompt_length, targets, first=first)):
         yield
 
 
@@ -473,9 +474,9 @@ def generate(
     """Replies to every sample under every condition, int [B, conditions, tokens], padded with -1.
 
     All conditions of a sample are rows of one batch on one set of vision features; `conditions` are the same for all
-    samples, or a sequence of them for each. Where none touches the prompt (phase "decode"), the conditions of greedy
-    replies also share the prefill; both are exact. Greedy, unless there is a `temperature`: then each reply is drawn
-    with its own seed (`seeds` [B, conditions], see `Sampling`).
+    samples, or a sequence of them for each. Decoded token by token, each on its own prefill (`decoding.generate` gives
+    the same greedy replies sooner). Greedy, unless there is a `temperature`: then each reply is drawn with its own seed
+    (`seeds` [B, conditions], see `Sampling`).
     """
     own = conditions if isinstance(conditions[0], Sequence) else [conditions] * len(batch)
     B, C, rows = len(batch), len(own[0]), [condition for several in own for condition in several]
@@ -489,9 +490,7 @@ def generate(
         settings["logits_processor"] = [Sampling(temperature, [seed for several in seeds for seed in several], length)]
     steered = any(isinstance(condition, Steering) for condition in rows)
     targets = segment_columns(batch).repeat_interleave(C, 0) if steered else None
-    if C > 1 and temperature is None and all(a is None or a.phase == "decode" for a in rows):
-        ids = _generate_after_shared_prefill(vlm, batch, rows, settings, targets)
-    elif any(rows):
+    if any(rows):
         with ablate(vlm, rows, length, targets):
             ids = vlm.model.generate(**vlm.inputs(batch, C), **settings)[:, length:]
     else:
@@ -500,32 +499,6 @@ def generate(
     stop = np.isin(ids, list(vlm.stop_ids))
     ended = np.cumsum(stop, axis=1) - stop > 0  # columns after the first stop token are padding
     return np.where(ended, -1, ids).reshape(B, C, -1)
-
-
-def _generate_after_shared_prefill(
-    vlm: VLM, batch: Batch, rows: list, settings: dict, targets: torch.Tensor | None
-) -> torch.Tensor:
-    copies = len(rows) // len(batch)
-    inputs = vlm.inputs(batch)
-    begun = vlm.model.generate(**inputs, **settings | {"max_new_tokens": 1, "return_dict_in_generate": True})
-    ids = begun.sequences.repeat_interleave(copies, 0)
-    if settings["max_new_tokens"] == 1 or all(t in vlm.stop_ids for t in begun.sequences[:, -1].tolist()):
-        return ids[:, batch.length :]
-    begun.cache.batch_repeat_interleave(copies)
-    more = {k: inputs[k] for k in ("attention_mask", "mm_token_type_ids", "image_grid_thw") if k in inputs}
-    more["attention_mask"] = _one_more(more["attention_mask"], 1)
-    if "mm_token_type_ids" in more:
-        more["mm_token_type_ids"] = _one_more(more["mm_token_type_ids"], 0)
-    more = {k: v.repeat_interleave(copies, 0) for k, v in more.items()}
-    if getattr(vlm.model.model, "rope_deltas", None) is not None:  # Qwen keeps these from the last prefill
-        vlm.model.model.rope_deltas = vlm.model.model.rope_deltas.repeat_interleave(copies, 0)
-    settings = settings | {"max_new_tokens": settings["max_new_tokens"] - 1}
-    with ablate(vlm, rows, batch.length, targets):
-        return vlm.model.generate(input_ids=ids, **more, cache=begun.cache, **settings)[:, batch.length :]
-
-
-def _one_more(tensor: torch.Tensor, value: int) -> torch.Tensor:
-    return torch.cat([tensor, torch.full_like(tensor[:, :1], value)], 1)
 
 
 def with_replies(vlm: VLM, batch: Batch, replies: Sequence[Sequence[int]]) -> dict:
@@ -607,11 +580,12 @@ def head_means(vlm: VLM, batches: Sequence[Batch]) -> torch.Tensor:
     if not batches:
         raise ValueError("No batches, no means: give head_means at least one.")
     layers, heads = vlm.grid
-    sums = torch.zeros(layers, heads, vlm.layers[0].self_attn.head_dim, dtype=torch.float64)
-    seen = torch.zeros(layers, dtype=torch.float64)
+    sums = torch.zeros(layers, heads, vlm.layers[0].self_attn.head_dim, dtype=torch.float64, device=vlm.device)
+    positions = 0
     for batch in batches:
         inputs = vlm.inputs(batch)
-        plan = _Plan(len(batch), layers, sums=sums, seen=seen, valid=inputs["attention_mask"].bool())
+        plan = _Plan(len(batch), layers, sums=sums, valid=inputs["attention_mask"].bool())
         with _running(vlm, plan):
             vlm.model(**inputs, logits_to_keep=1)
-    return (sums / seen[:, None, None]).float()
+        positions += int(plan.valid.sum())
+    return (sums / positions).float().cpu()

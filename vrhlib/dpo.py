@@ -252,7 +252,7 @@ def _key(vlm: VLM, samples: Samples, pairs: pd.DataFrame, recipe: Recipe) -> str
     """Everything that determines a policy."""
     by_id = {s.id: s for s in samples}
     rows = [[by_id[row.id].fingerprint, row.chosen, row.rejected] for row in pairs.itertuples()]
-    code = [*store.sample_set([], samples.origin)["code"], _code()]
+    code = [store.sample_set([], samples.origin)["code"], _code()]
     return store.digest([vlm.identity(), asdict(recipe), rows, store.versions(), *_TRAINERS.items(), *code])
 
 

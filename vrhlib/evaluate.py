@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -20,15 +21,18 @@ import pandas as pd
 import torch
 from statsmodels.stats.proportion import confint_proportions_2indep
 
-from vrhlib import store
+from vrhlib import store, sweep
 from vrhlib.agreement import shared
 from vrhlib.answers import judge
-from vrhlib.attention import KERNEL, KINDS, PHASES, Ablation, Intervention, fitting, generate, head_means
+from vrhlib.attention import KERNEL, KINDS, PHASES, Ablation, Intervention, fitting, head_means
+from vrhlib.decoding import generate, strict
 from vrhlib.heads import HeadScores, HeadSet
 from vrhlib.outcomes import POSSIBLE, UNREADABLE, judged
+from vrhlib.profiles import MODELS
 from vrhlib.samples import Samples
 from vrhlib.stats import Accuracy, Estimate, over_seeds, paired_difference
 from vrhlib.vlm import VLM
+from vrhlib.wiring import load_vlm
 
 
 class Condition(NamedTuple):
@@ -43,76 +47,120 @@ UNMASKED = Condition("unmasked")
 _CONDITION = ["model", "benchmark", *Condition._fields]  # what tells the rows of an accuracy table apart
 
 
-def replies(
-    vlm: VLM, samples: Samples, conditions: Mapping[Condition, Intervention | None], batch_size: int = 8
-) -> pd.DataFrame:
-    """Greedy replies of every sample under every condition; stored per condition, and resumed.
+SHARD = 64
+"""Samples of a run: enough to be worth a trip to a worker, few enough that a lost one costs little. Runs of the first
+samples serve larger sets too: asking for more computes only what is new."""
 
-    Conditions are rows of one batch (at most `vlm.rows` at a time, fewer where memory runs out) on shared vision
-    features. One line per (condition, sample): model, benchmark, condition, k, seed, image, id, kind, task, text; x0,
-    y0, x1, y1 (original pixels, absent where no box could be read or none was asked for); iou; inside (share of a
-    reply's points in the mask, where the task is to point); outcome (one of `outcomes.POSSIBLE`); lost (rows of the
-    benchmark that could not be asked).
+
+def replies(
+    vlm: VLM, samples: Samples, conditions: Mapping[Condition, Intervention | None], batch_size: int = 16
+) -> pd.DataFrame:
+    """Greedy replies of every sample under every condition; stored per condition and shard, and resumed.
+
+    A shard under all conditions is a cell (see `sweep`): computed here, or by the workers of the scheduler that
+    DASK_SCHEDULER names. Conditions share a batch (at most `vlm.rows` sequences, fewer where memory runs out), vision
+    features, and what they have in common with the untouched model (`decoding.generate`). One line per
+    (condition, sample): model, benchmark, condition, k, seed, image, id, kind, task, text; x0, y0, x1, y1 (original
+    pixels, absent where no box could be read or none was asked for); iou; inside (share of a reply's points in the
+    mask, where the task is to point); outcome (one of `outcomes.POSSIBLE`); lost (rows of the benchmark that could not
+    be asked). attrs["runs"]: keys of the runs behind it.
     """
     if without := [s.id for s in samples if s.box is None and s.task in ("locate", "question")]:
         raise ValueError(
             f"{len(without)} samples of {samples!r} have no box (first: {without[0]}); grounding needs one."
         )
-    prints, limit = tuple(s.fingerprint for s in samples), samples.max_new_tokens or vlm.max_new_tokens
-    runs = {
+    cells = [(samples[i : i + SHARD], conditions, batch_size) for i in range(0, len(samples), SHARD)]
+    if _sendable(vlm) and sweep.client():
+        _sent(vlm, [cell for cell in cells if _stored(vlm, *cell) is None])
+    found: dict[str, dict[str, dict]] = {}  # sample, key of a run to its record
+    for cell in _free_first(vlm, cells):
+        for digest, records in _computed(vlm, *cell).items():
+            for name, record in records.items():
+                found.setdefault(name, {})[digest] = record
+    about, lines = {"model": vlm.name, "benchmark": samples.benchmark}, []
+    keys = [{name: run.digest for name, run in _runs(vlm, *cell).items()} for cell in cells]
+    for name in conditions:
+        for (shard, *_), own in zip(cells, keys):
+            for s in shard:
+                verdict = judged(vlm, s, found[s.id][own[name]])
+                lines.append({**about, **name._asdict(), "image": s.image_key, **verdict, "lost": len(samples.lost)})
+    frame = pd.DataFrame(lines).astype({"seed": "Int64"})
+    frame.attrs["runs"] = sorted({digest for own in keys for digest in own.values()})
+    return frame
+
+
+def _runs(vlm: VLM, shard: Samples, conditions: Mapping, batch_size: int) -> dict[Condition, store.Run]:
+    limit, prints = shard.max_new_tokens or vlm.max_new_tokens, tuple(s.fingerprint for s in shard)
+    return {
         name: store.Run(
-            task="replies", benchmark=f"{samples.benchmark} {samples.split}", kernel=KERNEL, batch_size=batch_size,
-            samples=prints, condition=a.describe() if a else {},
-            decoding={"greedy": True, "max_new_tokens": limit}, data=samples.origin, **vlm.identity(),
+            task="replies", benchmark=f"{shard.benchmark} {shard.split}", kernel=KERNEL, batch_size=batch_size,
+            samples=prints, condition=a.describe() if a else {}, data=shard.origin, **vlm.identity(),
+            decoding={"greedy": True, "max_new_tokens": limit, "drafted": not strict()},
         )
         for name, a in conditions.items()
     }  # fmt: skip
-    with ExitStack() as stack:
-        of = {name: run.digest for name, run in runs.items()}
-        by_digest = {of[name]: run for name, run in runs.items()}
-        digests = sorted(by_digest)  # one order for all processes: no deadlock
-        stored = {d: stack.enter_context(store.open_run(by_digest[d], vlm.profile)) for d in digests}
-        acting = {of[name]: a for name, a in conditions.items()}  # equal conditions are run once
-        starts = [i for i in range(0, len(samples), batch_size) if missing(samples[i : i + batch_size], stored)]
-        label = f"{samples.benchmark} {samples.split}  {len(digests)} conditions x {len(samples)} samples"
+
+
+def _free_first(vlm: VLM, cells: list[tuple]) -> Iterator[tuple]:
+    """The cells in order, but for those that another process works on: two that do the same share it."""
+    left = list(cells)
+    while left:
+        runs = (next(iter(_runs(vlm, *cell).values())) for cell in left)
+        free = (i for i, run in enumerate(runs) if not store.busy(run, vlm.profile))
+        yield left.pop(next(free, 0))
+
+
+@contextmanager
+def _open(vlm: VLM, shard: Samples, conditions: Mapping, batch_size: int) -> Iterator[tuple[dict, dict]]:
+    """What is stored of a shard, and what acts in it, both by the key of the run; equal conditions are one run."""
+    runs = _runs(vlm, shard, conditions, batch_size)
+    by_digest = {run.digest: (run, conditions[name]) for name, run in runs.items()}
+    with ExitStack() as stack:  # in one order for all processes: no deadlock
+        opened = {d: stack.enter_context(store.open_run(by_digest[d][0], vlm.profile)) for d in sorted(by_digest)}
+        yield opened, {d: a for d, (_, a) in by_digest.items()}
+
+
+def _stored(vlm: VLM, shard: Samples, conditions: Mapping, batch_size: int) -> dict[str, dict] | None:
+    """Records of a shard by the key of their run, if all are there."""
+    with _open(vlm, shard, conditions, batch_size) as (stored, _):
+        return None if missing(shard, stored) else {d: results.records for d, results in stored.items()}
+
+
+def _computed(vlm: VLM, shard: Samples, conditions: Mapping, batch_size: int) -> dict[str, dict]:
+    """Records of a shard by the key of their run; what was missing is computed."""
+    limit = shard.max_new_tokens or vlm.max_new_tokens
+    with _open(vlm, shard, conditions, batch_size) as (stored, acting):
+        chunks = [chunk for chunk in shard.batches(batch_size) if missing(chunk, stored)]
+        where = f"{shard.benchmark} {shard.split}  {len(stored)} conditions x {len(shard)} samples"
         meter = store.Meter(vlm.profile, vlm.name, vlm.device.type)
-        for start in store.progress(starts, f"{label}, batches of {batch_size}"):
-            chunk = samples[start : start + batch_size]
+        progress = store.progress(chunks, f"{where}, batches of {batch_size}")
+        for chunk, then in zip(progress, [*chunks[1:], None]):
+            vlm.soon(then)
             fitting(vlm, partial(_reply, vlm, chunk, acting, stored, limit, meter))
         meter.close()
-        about = {"model": vlm.name, "benchmark": samples.benchmark}
-        lines = [
-            {**about, **name._asdict(), "image": s.image_key, **judged(vlm, s, stored[of[name]].records[s.id]),
-             "lost": len(samples.lost)}
-            for name in runs
-            for s in samples
-        ]  # fmt: skip
-    frame = pd.DataFrame(lines).astype({"seed": "Int64"})
-    frame.attrs["runs"] = digests
-    return frame
+        return {d: results.records for d, results in stored.items()}
 
 
 def _reply(vlm: VLM, chunk: Samples, acting: Mapping, stored: Mapping, limit: int, meter: store.Meter) -> None:
     """Generate and store what is missing of a chunk, `vlm.rows` sequences at a time."""
+    plain = next((stored[d].records for d, condition in acting.items() if condition is None), {})
     for i in range(0, len(chunk), vlm.rows):
         piece = chunk[i : i + vlm.rows]
         lacking = missing(piece, stored)
         if not lacking:
             continue
         batch = vlm.prepare(piece)
-        width = max(1, vlm.rows // len(piece))
-        for j in range(0, len(lacking), width):
-            part = lacking[j : j + width]
-            vlm.running = len(piece) * len(part)
-            ids = generate(vlm, batch, [acting[d] for d in part], limit)
-            meter.add(len(piece) * len(part) * batch.length, ids.size)
-            for sample, resized, row in zip(piece, batch.resized, ids):
-                for d, reply in zip(part, row):
-                    if sample.id not in stored[d]:
-                        text, finished = vlm.decode([t for t in reply.tolist() if t >= 0])
-                        record = {"text": text, "finished": finished, "resized": list(resized), "batch": len(piece),
-                                  "rows": vlm.running}  # fmt: skip
-                        stored[d].add(sample.id, record)
+        drafts = [vlm.encode(plain[s.id]) for s in piece] if all(s.id in plain for s in piece) else None
+        got = generate(vlm, batch, [acting[d] for d in lacking], limit, drafts)
+        meter.add(len(piece) * len(lacking) * batch.length, got.ids.size)
+        about = {"batch": len(piece), "rows": vlm.running}
+        for b, (sample, resized) in enumerate(zip(piece, batch.resized)):
+            for c, d in enumerate(lacking):
+                if sample.id not in stored[d]:
+                    ids = [token for token in got.ids[b, c].tolist() if token >= 0]
+                    text, finished = vlm.decode(ids)
+                    record = {"text": text, "finished": finished, "resized": list(resized), **about}
+                    stored[d].add(sample.id, record | {"tokens": len(ids), "drafted": int(got.drafted[b, c])})
 
 
 def missing(chunk: Samples, stored: Mapping) -> list[str]:
@@ -120,12 +168,50 @@ def missing(chunk: Samples, stored: Mapping) -> list[str]:
     return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
 
 
-def unmasked(vlm: VLM, tests: Iterable[Samples], batch_size: int = 64) -> pd.DataFrame:
-    """Replies of the model as it is on several benchmarks; alone, so in larger batches than a sweep's."""
+# ---------------------------------------------------------------- by workers
+
+
+def _sendable(vlm: VLM) -> bool:
+    """Whether a worker can load this model by its name: one that was trained here, or changed, stays here."""
+    return vlm.name in MODELS or Path(vlm.name).is_dir()
+
+
+def _sent(vlm: VLM, cells: Sequence[tuple]) -> None:
+    """Have workers compute cells. Raises RuntimeError if they store them under other keys than this process reads."""
+    if not cells:
+        return
+    source, shard = (vlm.name, vlm.revision, tuple(vlm.given.items())), cells[0][0]
+    label = f"{shard.benchmark} {shard.split}  {len(cells)} shards of {SHARD} samples, on workers"
+    theirs = sweep.mapped(_cell, [(source, *cell) for cell in cells], label, vlm.name)
+    for cell, found in zip(cells, theirs):
+        if found != sorted({run.digest for run in _runs(vlm, *cell).values()}):
+            here = ", ".join(f"{k} {v}" for k, v in vlm.identity().items() if k in ("device", "dtype", "image_backend"))
+            raise RuntimeError(
+                f"Workers store the replies of {vlm.name} under other keys than this process reads: they run it on "
+                f"another kind of device (here: {here}). Start this command on a machine like theirs, or set "
+                "VRHLIB_DEVICE for all."
+            )
+
+
+def _cell(source: tuple[str, str, tuple], shard: Samples, conditions: Mapping, batch_size: int) -> list[str]:
+    """One cell, in a worker; the keys of its runs."""
+    name, revision, given = source
+    vlm = sweep.resident(_loaded, name, given)
+    if vlm.revision != revision:
+        raise RuntimeError(f"{name} is at {vlm.revision} here and at {revision} where the work comes from.")
+    return sorted(_computed(vlm, shard, conditions, batch_size))
+
+
+def _loaded(name: str, given: tuple) -> VLM:
+    return load_vlm(name, device=sweep.device(), **dict(given))
+
+
+def unmasked(vlm: VLM, tests: Iterable[Samples], batch_size: int = 16) -> pd.DataFrame:
+    """Replies of the model as it is on several benchmarks."""
     return together(replies(vlm, samples, {UNMASKED: None}, batch_size) for samples in tests)
 
 
-def blind(vlm: VLM, tests: Iterable[Samples], batch_size: int = 64) -> pd.DataFrame:
+def blind(vlm: VLM, tests: Iterable[Samples], batch_size: int = 16) -> pd.DataFrame:
     """Unmasked replies to the same questions about grey pictures, as condition `blind` of the same benchmark: what can
     be answered without looking. Columns as in `replies`."""
     frames = []
@@ -150,7 +236,7 @@ def sweep_replies(
     kind: str = "zero",
     phase: str = "all",
     means: torch.Tensor | None = None,
-    batch_size: int = 8,
+    batch_size: int = 16,
     short: Literal["refuse", "skip"] = "refuse",
 ) -> pd.DataFrame:
     """Replies with the first k heads of each group ablated, for every k, and of the unmasked model.
@@ -185,7 +271,7 @@ def cut_groups(
     return found
 
 
-def baseline(vlm: VLM, samples: Samples, pairs: Samples, batch_size: int = 8) -> pd.DataFrame:
+def baseline(vlm: VLM, samples: Samples, pairs: Samples, batch_size: int = 16) -> pd.DataFrame:
     """The unmasked model on a grounding benchmark, one row: model, benchmark, accuracy, low, high, n; chance (one thing
     picked at random, where samples know it); two_questions, two_low, two_high, two_n (see `two_questions`);
     unreadable. Percent."""
@@ -356,7 +442,7 @@ def causal_sweep(
     control_ks: Sequence[int],
     seeds: Sequence[int],
     others: Mapping[str, HeadSet] = MappingProxyType({}),
-    batch_size: int = 8,
+    batch_size: int = 16,
 ) -> pd.DataFrame:
     """Replies on several benchmarks with the first k of `heads` cut, and of each of `others`, for k of `ks` and
     `control_ks`; at the latter also with both kinds of controls (see `groups`), drawn for each k from outside the k
@@ -417,7 +503,7 @@ def pooled(answers: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def sensitivity(
-    vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], k: int, seen: Samples, batch_size: int = 8
+    vlm: VLM, samples: Samples, groups: Mapping[str, HeadSet], k: int, seen: Samples, batch_size: int = 16
 ) -> pd.DataFrame:
     """What "masking" a head means, and when, does to accuracy: the first k heads of each group under every kind of
     ablation (`attention.KINDS`) in every phase (`attention.PHASES`).

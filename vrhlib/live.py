@@ -114,7 +114,7 @@ class Live:
 
 
 def counting(
-    vlm: VLM, asked: Samples, scores: HeadScores, seeds: Sequence[int], batch_size: int = 8
+    vlm: VLM, asked: Samples, scores: HeadScores, seeds: Sequence[int], batch_size: int = 16
 ) -> Callable[..., pd.DataFrame]:
     """`count(k, phase, tell)`: how often the box follows, over every segment of every picture (`steering.success`), for
     the top k heads and as many random ones of each seed; stored, so a number is computed once."""
@@ -132,7 +132,7 @@ Run = Callable[..., pd.DataFrame]
 
 
 def sweeping(
-    vlm: VLM, tests: Mapping[str, Samples], scores: Mapping[str, HeadScores], seen: Samples, batch_size: int = 8
+    vlm: VLM, tests: Mapping[str, Samples], scores: Mapping[str, HeadScores], seen: Samples, batch_size: int = 16
 ) -> Run:
     """`run(model, benchmark, condition, k, seed, kind, phase, tell)`: the replies of a whole test set at one point of a
     sweep, stored like any other, so a point is computed once. Columns as of `evaluate.replies`, with ablation (its

@@ -5,6 +5,7 @@ Where samples come from is told in `benchmarks`.
 
 from __future__ import annotations
 
+import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,10 +48,20 @@ class StoredImage:
             return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
         return image.convert("RGB")
 
+    def __reduce__(self):
+        """Goes to another process as pixels: what it is read from may be a table or a file that only this one has."""
+        data = io.BytesIO()
+        self.load_rgb().save(data, "PNG", compress_level=1)
+        return _unpacked, (data.getvalue(), self.size)
+
     def __getattr__(self, name: str):
         if name.startswith("__") and name != "__array_interface__":  # copying and pickling ask for these
             raise AttributeError(name)
         return getattr(self.load_rgb(), name)
+
+
+def _unpacked(png: bytes, size: tuple[int, int]) -> StoredImage:
+    return StoredImage(lambda: Image.open(io.BytesIO(png)), size)
 
 
 class Segment(NamedTuple):
@@ -203,6 +214,20 @@ class Samples(Sequence[Sample]):
     @property
     def images(self) -> set[str]:
         return {s.image_key for s in self}
+
+    def batches(self, size: int) -> list[Samples]:
+        """Cut into batches that need little padding: pictures of like size and texts of like length together, and the
+        questions about one picture side by side, so that it is looked at once."""
+        longest: dict[str, int] = {}
+        for s in self:
+            longest[s.image_key] = max(longest.get(s.image_key, 0), len(s.context) + len(s.text))
+
+        def length(s: Sample) -> tuple:
+            pixels = s.image.size[0] * s.image.size[1] if s.image is not None else 0
+            return pixels, longest[s.image_key], s.image_key, len(s.context) + len(s.text)
+
+        ordered = sorted(self, key=length)
+        return [self._with(ordered[i : i + size]) for i in range(0, len(ordered), size)]
 
     def blind(self) -> Samples:
         """The same questions about grey pictures: what can be answered without looking."""

@@ -12,7 +12,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -121,12 +121,12 @@ def score_samples(
         data=samples.origin, **vlm.identity(),
     )  # fmt: skip
     with store.open_run(run, vlm.profile) as results:
-        # Chunks stay where they are when a run resumes: a batch's composition can move the last bits.
-        chunks = [samples[i : i + batch_size] for i in range(0, len(samples), batch_size)]
-        todo = [chunk for chunk in chunks if any(s.id not in results for s in chunk)]
+        # Batches stay what they are when a run resumes: a batch's composition can move the last bits.
+        todo = [chunk for chunk in samples.batches(batch_size) if any(s.id not in results for s in chunk)]
         label = f"{samples.benchmark} {samples.split}  scoring {len(samples)} samples, batches of {batch_size}"
         meter = store.Meter(vlm.profile, vlm.name, vlm.device.type)
-        for chunk in store.progress(todo, label):
+        for chunk, then in zip(store.progress(todo, label), [*todo[1:], None]):
+            vlm.soon(then)
             fitting(vlm, partial(_score, vlm, chunk, results, limit, names, part, meter))
         meter.close()
         records = [results.records[s.id] for s in samples]
@@ -147,9 +147,8 @@ def _variants_of(samples: Samples, evidence: Sequence[str]) -> list[Variant]:
 
 def _condition(samples: Samples, evidence: Sequence[str], part: Part, given: Mapping) -> dict:
     """What the run key knows of a scoring pass beside model and samples; needs no model."""
-    masks = [store.digest(np.packbits(s.pixels).tobytes().hex()) for s in samples] if "mask" in evidence else None
     names = ["/".join(name) for name in _variants_of(samples, evidence)]
-    return {"variants": names, "part": part, "masks": masks, "null": NULL, "given": dict(given)}
+    return {"variants": names, "part": part, "null": NULL, "given": dict(given)}
 
 
 def stored(model: str, profile: str, samples: Samples) -> SampleScores | None:
@@ -338,10 +337,11 @@ class _Pooling:
     searched: list[torch.Tensor]
     single: np.ndarray
     grids: list[TokenGrid]
+    kept: list[list[torch.Tensor]] = field(default_factory=list)  # of every layer, the maps of each sample
 
     def reductions(self, text: bool) -> dict[str, Reduction]:
         found = {"mass": self.mass, "largest": self.largest, "top": lambda a: a.argmax(-1), "top_searched": self.top}
-        return found if text else found | {"entropy": self.entropy}
+        return found if text else found | {"maps": self.maps}
 
     def mass(self, rows: torch.Tensor) -> torch.Tensor:
         return rows @ self.weights[:, None].transpose(-1, -2)
@@ -353,16 +353,29 @@ class _Pooling:
     def top(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.masked_fill(self.weights[:, None, None, -1] == 0, -1.0).argmax(-1)
 
-    def entropy(self, rows: torch.Tensor) -> torch.Tensor:
-        """Minus the entropy of the parts of each single row's map, [B, heads, R]; 0 for the other rows."""
-        out = np.zeros(rows.shape[:3], np.float32)
-        for alike in self.alike:  # pictures of one shape at once: many small calls cost more than the work in them
-            maps = [rows[b][:, self.single[b]][..., self.searched[b]].cpu().numpy() for b in alike]
-            maps = np.concatenate([m[..., self.grids[b].order] for m, b in zip(maps, alike)])
-            found = -component_entropy(maps.reshape(-1, *maps.shape[2:])).reshape(maps.shape[:2])
-            for b, one in zip(alike, np.split(found, len(alike))):
-                out[b][:, self.single[b]] = one
-        return torch.from_numpy(out).to(rows.device)
+    def maps(self, rows: torch.Tensor) -> torch.Tensor:
+        """Keeps each single row's map for `entropy`, on its way to the CPU: to wait for it here would stall a GPU at
+        every layer."""
+        found = [rows[b][:, at][..., self.searched[b]] for b, at in enumerate(self.at)]
+        self.kept.append([values.to("cpu", non_blocking=True) for values in found])
+        return rows[..., 0]
+
+    def entropy(self) -> np.ndarray:
+        """Minus the entropy of the parts of each single row's map, [layers, B, heads, R]; 0 for the other rows. To be
+        asked when the pass is over and something was waited for."""
+        out = np.zeros((len(self.kept), len(self.grids), self.kept[0][0].shape[0], self.single.shape[1]), np.float32)
+        for layer, several in zip(out, self.kept):
+            for alike in self.alike:  # pictures of one shape at once: many small calls cost more than the work in them
+                maps = np.concatenate([several[b].numpy()[..., self.grids[b].order] for b in alike])
+                found = -component_entropy(maps.reshape(-1, *maps.shape[2:])).reshape(maps.shape[:2])
+                for b, one in zip(alike, np.split(found, len(alike))):
+                    layer[b][:, self.single[b]] = one
+        return out
+
+    @cached_property
+    def at(self) -> list[torch.Tensor]:
+        """Indices of the single rows, int [n] each; where the model runs."""
+        return [torch.from_numpy(np.flatnonzero(one)).to(self.weights.device) for one in self.single]
 
     @cached_property
     def alike(self) -> list[list[int]]:
@@ -428,7 +441,8 @@ def _theta(vlm: VLM, batch: Batch, replies: list[list[int]], names: list[Variant
     text = batch.samples[0].image is None
     with capture(vlm, torch.from_numpy(wanted), pooling.reductions(text)) as got:
         vlm.model(**inputs, logits_to_keep=1)
-    got = {name: value.movedim(1, 0).cpu().numpy() for name, value in got.items()}  # [layers, B, heads, R, ...]
+    mine = {name: value.movedim(1, 0).cpu().numpy() for name, value in got.items() if name != "maps"}
+    got = mine | ({} if text else {"entropy": pooling.entropy()})  # [layers, B, heads, R, ...]
     ids = inputs["input_ids"].cpu().numpy()
     out = []
     for b, (own, near) in enumerate(zip(rows, referents)):
@@ -449,7 +463,9 @@ def _padded(lists: Sequence[np.ndarray]) -> np.ndarray:
     return out
 
 
-def _pooling(vlm: VLM, batch: Batch, rows: list[Rows], referents: list[dict], wanted: np.ndarray, total: int):
+def _pooling(
+    vlm: VLM, batch: Batch, rows: list[Rows], referents: list[dict], wanted: np.ndarray, total: int
+) -> _Pooling:
     names = list(referents[0])
     weights = np.zeros((len(batch), len(names) + 1, total), np.float32)
     members = []

@@ -66,7 +66,7 @@ def steer(
     groups: Mapping[str, HeadSet],
     ks: Sequence[int],
     phase: Phase = "decode",
-    batch_size: int = 8,
+    batch_size: int = 16,
 ) -> pd.DataFrame:
     """Replies to `pointed` samples with the first k heads of each group looking at the segment, for every k, and of the
     model left alone (`unmasked`).
@@ -93,7 +93,7 @@ def _stayed(box: Box | None, named: Box | None) -> float:
 
 
 def sweep(
-    vlm: VLM, samples: Samples, heads: HeadSet, ks: Sequence[int], k: int, seeds: Sequence[int], batch_size: int = 8
+    vlm: VLM, samples: Samples, heads: HeadSet, ks: Sequence[int], k: int, seeds: Sequence[int], batch_size: int = 16
 ) -> pd.DataFrame:
     """`steer` in both phases: while the answer is written with the first of `heads` for every number of `ks`, in the
     prompt too for `k`; at `k` also with both kinds of controls, drawn from outside the first k (`evaluate.groups`).

@@ -9,10 +9,12 @@ of `FAMILIES`; a new model of a known class needs no code, a new class needs one
 from __future__ import annotations
 
 import gc
+import hashlib
+import operator
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from dataclasses import asdict, dataclass, field, is_dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +23,12 @@ import numpy as np
 import torch
 from PIL import Image, ImageOps
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import is_torchvision_available
 from transformers.utils import logging as hf_logging
 
-from vrhlib import hub, store
+from vrhlib import features, hub, store
 from vrhlib.boxes import Box, Frame, Reply, Size, TokenGrid, read_box, read_points, to_frame
 from vrhlib.profiles import MODELS, Pin
 from vrhlib.samples import Sample, Task
@@ -112,6 +115,8 @@ FAMILIES = {
 
 # ---------------------------------------------------------------- the loaded model
 
+_THREAD = ThreadPoolExecutor(1, "vrhlib-prepare")
+
 
 @dataclass
 class Batch:
@@ -125,7 +130,9 @@ class Batch:
     expression_columns: list[np.ndarray]  # per sample: columns of the expression's tokens
     context_columns: list[np.ndarray]  # per sample: columns of the text before the question, if there is one
     span_columns: list[np.ndarray]  # and of the part of it that holds the answer
-    features: object = None  # vision features, once computed
+    # Vision features once computed: of each sample what takes its image tokens' place, [V, hidden] or [tiles, V of one,
+    # hidden], then what Qwen3-VL adds behind its first layers.
+    features: list[tuple[torch.Tensor, ...]] | None = None
 
     @property
     def length(self) -> int:
@@ -154,6 +161,7 @@ class VLM:
     running: int = 0  # and in the pass that began last
     wiring: dict = field(default_factory=dict, repr=False)
     given: dict = field(default_factory=dict)  # `prompt` and `tiles` that `load_vlm` was asked for
+    _begun: dict = field(default_factory=dict, repr=False)  # batches that a thread prepares, by their samples' ids
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -257,24 +265,42 @@ class VLM:
         start = text.rindex(content) + len(before) + self.asks(task).index("{expression}")
         return text, range(start, start + len(expression))
 
+    @property
+    def threaded(self) -> bool:
+        """Whether batches are prepared by a thread while the model runs: on a CPU they would take turns."""
+        return self.device.type == "cuda"
+
+    def soon(self, samples: Sequence[Sample] | None) -> None:
+        """Begin to `prepare` what will be asked for next (decode pictures, process them), beside the model's work."""
+        if samples is not None and self.threaded:
+            self._begun[tuple(s.id for s in samples)] = _THREAD.submit(self._prepared, list(samples))
+
     def prepare(self, samples: Sequence[Sample]) -> Batch:
         """Tokenise, process images and locate image and expression tokens of several samples.
 
         Samples without an image have an empty grid. Raises ValueError for a batch of both kinds.
         """
         samples = list(samples)
+        begun = self._begun.pop(tuple(s.id for s in samples), None)
+        if begun is None:
+            self._begun.clear()  # it was cut otherwise than foreseen
+            return self._prepared(samples)
+        batch = begun.result()
+        return batch if all(map(operator.is_, batch.samples, samples)) else self._prepared(samples)
+
+    def _prepared(self, samples: list[Sample]) -> Batch:
         seen = [s.image is not None for s in samples]
         if any(seen) != all(seen):
             raise ValueError("A batch has pictures or none: prepare samples with and without an image apart.")
         texts, spans = zip(*(self.chat(s.text, s.task, s.image is not None, s.context) for s in samples))
         images = {"images": [_rgb(s) for s in samples]} if seen[0] else {}
         inputs = self.processor(**images, text=list(texts), padding=True, padding_side="left", return_tensors="pt")
-        tensors = {k: v.to(self.device) for k, v in inputs.items()}
+        tensors = {k: self._there(v) for k, v in inputs.items()}
         if seen[0]:
             grids, resized = zip(*(self.family.grid(self, tensors, i, s.image.size) for i, s in enumerate(samples)))
         else:
             grids, resized = [TokenGrid.none()] * len(samples), [(1, 1)] * len(samples)
-        ids = tensors["input_ids"].cpu().numpy()
+        ids = inputs["input_ids"].numpy()
         columns = [np.flatnonzero(row == self.model.config.image_token_id) for row in ids]
         for sample, grid, found in zip(samples, grids, columns):
             if len(grid) != len(found):
@@ -285,6 +311,12 @@ class VLM:
         places = [self._columns(t, (span, *_context(s, t, span)), row)
                   for s, t, span, row in zip(samples, texts, spans, ids)]  # fmt: skip
         return Batch(samples, tensors, list(grids), list(resized), columns, *map(list, zip(*places)))
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        """On the model's device; to a GPU from pinned memory, without waiting for it."""
+        if self.device.type != "cuda":
+            return tensor.to(self.device)
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def tokens(self, text: str, spans: Sequence[range]) -> tuple[list[int], list[np.ndarray]]:
         """Token ids of a prompt's text, and for each span of characters the tokens that touch it, int indices."""
@@ -305,12 +337,35 @@ class VLM:
 
     @torch.inference_mode()
     def see(self, batch: Batch) -> Batch:
-        """Run the vision tower once; later passes over this batch reuse its features."""
+        """Run the vision tower once for every picture of a batch; later passes over this batch reuse its features, and
+        later batches what is kept on disk (`features`, if it is asked for)."""
         if batch.features is None and "pixel_values" in batch.tensors:
-            extra = {"image_grid_thw": batch.tensors["image_grid_thw"]} if "image_grid_thw" in batch.tensors else {}
-            pixels = batch.tensors["pixel_values"]
-            batch.features = self.model.get_image_features(pixel_values=pixels, return_dict=True, **extra)
+            sizes = batch.tensors.get("image_grid_thw")
+            # Rows of the pixels that belong to each picture: patches (Qwen) or tiles (InternVL).
+            tiles = [len(columns) // (self.tile_tokens or 1) for columns in batch.image_columns]
+            pixels = batch.tensors["pixel_values"].split(sizes.prod(1).tolist() if sizes is not None else tiles)
+            first = _first_alike(batch.samples, pixels)
+            keys = {i: self._picture(pixels[i]) for i in set(first)} if features.limit_gb() else {}
+            seen = {i: features.load(self.profile, key, self.device) for i, key in keys.items()}
+            seen = {i: kept for i, kept in seen.items() if kept}
+            if unseen := sorted(set(first) - set(seen)):
+                extra = {"image_grid_thw": sizes[unseen]} if sizes is not None else {}
+                together = torch.cat([pixels[i] for i in unseen])
+                out = self.model.get_image_features(pixel_values=together, return_dict=True, **extra)
+                levels = [out.pooler_output, *(getattr(out, "deepstack_features", None) or [])]
+                if isinstance(levels[0], torch.Tensor):
+                    levels = [level.split([tiles[i] for i in unseen]) for level in levels]
+                seen |= dict(zip(unseen, zip(*levels)))
+                for i in unseen if keys else ():
+                    features.save(self.profile, keys[i], seen[i])
+            batch.features = [seen[i] for i in first]
         return batch
+
+    def _picture(self, pixels: torch.Tensor) -> str:
+        """What determines a picture's features, as a key."""
+        about = self.revision, self.image_backend, self.image_limits, str(self.model.dtype), self.device.type
+        content = hashlib.sha256(pixels.cpu().numpy().tobytes()).hexdigest()
+        return store.digest([*about, list(pixels.shape), content, store.versions()])
 
     def inputs(self, batch: Batch, copies: int = 1) -> dict:
         """Keyword arguments for the model: each sample `copies` times in a row, vision features shared."""
@@ -318,8 +373,20 @@ class VLM:
         tensors = {k: v.repeat_interleave(copies, 0) for k, v in batch.tensors.items() if k != "pixel_values"}
         if batch.features is None:
             return tensors
-        tiles = [len(columns) for columns in batch.image_columns]
-        return tensors | {"mm_encoder_outputs": {"image": _repeat_features(batch.features, copies, tiles)}}
+        pooled, *deep = ([level for level in levels for _ in range(copies)] for levels in zip(*batch.features))
+        out = BaseModelOutputWithPooling(pooler_output=torch.cat(pooled) if self.tile_tokens else tuple(pooled))
+        out.deepstack_features = [tuple(level) for level in deep]
+        return tensors | {"mm_encoder_outputs": {"image": out}}
+
+    @property
+    def tile_tokens(self) -> int | None:
+        """Image tokens of a tile; None for a family that cuts no tiles."""
+        return getattr(self.processor, "image_seq_length", None)
+
+    def encode(self, reply: Mapping) -> list[int]:
+        """Token ids of a stored reply, with the one that stopped it; nearly always those that were written."""
+        ids = self.tokenizer(reply["text"], add_special_tokens=False)["input_ids"]
+        return ids + [min(self.stop_ids)] if reply["finished"] or not ids else ids
 
     def decode(self, ids: Sequence[int]) -> tuple[str, bool]:
         """Text of generated ids up to the stop token, and whether there was one."""
@@ -343,20 +410,13 @@ def _rgb(sample: Sample) -> Image.Image:
         raise ValueError(f"The image of sample {sample.id} cannot be read ({error}). Fetch it again.") from error
 
 
-def _repeat_features(features, copies: int, tokens: list[int]):
-    """Each image's features `copies` times in a row. Qwen keeps one tensor per image, InternVL one per tile."""
-    out = copy(features)
-
-    def repeated(value):
-        if isinstance(value, (tuple, list)):
-            return tuple(v for v in value for _ in range(copies))
-        tiles = [n // value.shape[1] for n in tokens]
-        return torch.cat([part for t in value.split(tiles) for part in [t] * copies])
-
-    out.pooler_output = repeated(features.pooler_output)
-    if getattr(features, "deepstack_features", None) is not None:
-        out.deepstack_features = [repeated(layer) for layer in features.deepstack_features]
-    return out
+def _first_alike(samples: Sequence[Sample], pixels: Sequence[torch.Tensor]) -> list[int]:
+    """For each sample the first of the batch that shows the same picture; compared pixel by pixel."""
+    first: list[int] = []
+    for i, sample in enumerate(samples):
+        alike = (j for j in first if samples[j].image_key == sample.image_key and torch.equal(pixels[j], pixels[i]))
+        first.append(next(alike, i))
+    return first
 
 
 # ---------------------------------------------------------------- loading
@@ -576,5 +636,5 @@ def _deaf(vlm: VLM) -> Iterator[None]:
 
 def _image_tokens(vlm: VLM, batch: Batch) -> torch.Tensor:
     """What the language model is given for the image tokens of a batch, float [V, hidden]."""
-    pooled = vlm.see(batch).features.pooler_output
+    pooled = [levels[0] for levels in vlm.see(batch).features]
     return torch.cat([p.reshape(-1, p.shape[-1]) for p in pooled]).float()

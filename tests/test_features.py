@@ -1,0 +1,163 @@
+"""Pictures are looked at once: in a batch, and, where features are kept on disk, across batches and processes."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests import tiny
+from vrhlib import features, store
+from vrhlib.samples import Sample
+from vrhlib.vlm import VLM
+
+pytestmark = pytest.mark.usefixtures("root")
+
+
+@pytest.fixture
+def looks(vlm):
+    """How many pictures the vision tower was shown, call by call."""
+    seen, real = [], vlm.model.get_image_features
+
+    def counted(pixel_values, image_grid_thw=None, **more):
+        seen.append(len(image_grid_thw) if image_grid_thw is not None else len(pixel_values))
+        return real(
+            pixel_values=pixel_values, **({} if image_grid_thw is None else {"image_grid_thw": image_grid_thw}), **more
+        )
+
+    vlm.model.get_image_features = counted
+    yield seen
+    del vlm.model.get_image_features
+
+
+def pictures(*texts: str, size=(56, 56)) -> list[Sample]:
+    """One picture, several expressions."""
+    (sample,) = tiny.samples(size)
+    return [dataclasses.replace(sample, id=f"s{i}", text=text) for i, text in enumerate(texts)]
+
+
+def same(one, other) -> bool:
+    return all(torch.allclose(a, b, atol=1e-6) for x, y in zip(one, other) for a, b in zip(x, y, strict=True))
+
+
+def test_expressions_of_one_picture_share_a_look(vlm, looks):
+    asked = [*pictures("the circle", "the red square over there"), tiny.samples((56, 112))[0]]
+    got = vlm.see(vlm.prepare([asked[0], asked[2], asked[1]])).features
+    alone = [vlm.see(vlm.prepare([s])).features[0] for s in (asked[0], asked[2], asked[1])]
+    assert same(got, alone) and got[0][0] is got[2][0]
+    assert len(looks) == 4 and looks[0] == looks[1] + looks[2], "two pictures of three samples"
+
+
+def test_other_pixels_under_one_name_are_looked_at(vlm, looks):
+    first, second = pictures("the circle", "the circle")
+    turned = dataclasses.replace(second, image=second.image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    assert first.image_key == turned.image_key
+    got = vlm.see(vlm.prepare([first, turned])).features
+    assert not torch.allclose(got[0][0], got[1][0], atol=1e-3)
+
+
+def test_logits_are_those_of_pixels_whatever_is_shared(vlm):
+    batch = vlm.prepare([*pictures("the circle", "a square"), *tiny.samples((100, 60))])
+    with torch.no_grad():
+        want = vlm.model(**batch.tensors).logits
+        got = vlm.model(**vlm.inputs(batch)).logits
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_nothing_is_kept_unless_asked(vlm, root):
+    vlm.see(vlm.prepare(tiny.samples()))
+    assert not list(root.rglob("*.safetensors"))
+
+
+def test_kept_features_are_found_by_later_batches(vlm, looks, root, monkeypatch):
+    monkeypatch.setenv("VRHLIB_FEATURES_GB", "1")
+    shown = tiny.samples()
+    want = vlm.see(vlm.prepare(shown)).features
+    assert len(list((root / "data/runs/nano/features").glob("*.safetensors"))) == len(shown)
+    looks.clear()
+    assert same(vlm.see(vlm.prepare(shown[::-1])).features, want[::-1]) and looks == []
+    one_more = [*pictures("the circle", size=(84, 56)), *shown]
+    assert same(vlm.see(vlm.prepare(one_more)).features[1:], want) and len(looks) == 1
+
+
+@pytest.mark.parametrize("change", ["revision", "pixels", "limits", "versions"])
+def test_other_features_are_not_found_under_the_same_key(vlm, looks, monkeypatch, change):
+    monkeypatch.setenv("VRHLIB_FEATURES_GB", "1")
+    sample = tiny.samples((56, 56))[0]
+    vlm.see(vlm.prepare([sample]))
+    looks.clear()
+    if change == "revision":
+        vlm.revision = "another"
+    elif change == "versions":
+        monkeypatch.setattr(store, "versions", lambda: {"torch": "0.0.1"})
+    elif change == "limits":
+        monkeypatch.setattr(VLM, "image_limits", {"size": 1})
+    else:
+        sample = dataclasses.replace(sample, image=Image.fromarray(255 - np.asarray(sample.image)))
+    vlm.see(vlm.prepare([sample]))
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\xff" * 100])
+def test_a_spoiled_file_is_looked_at_again_and_replaced(vlm, looks, root, monkeypatch, content):
+    monkeypatch.setenv("VRHLIB_FEATURES_GB", "1")
+    sample = tiny.samples((56, 56))
+    want = vlm.see(vlm.prepare(sample)).features
+    (path,) = (root / "data/runs/nano/features").glob("*.safetensors")
+    path.write_bytes(content)
+    looks.clear()
+    assert same(vlm.see(vlm.prepare(sample)).features, want) and len(looks) == 1
+    assert same(vlm.see(vlm.prepare(sample)).features, want) and len(looks) == 1
+
+
+def test_the_least_recently_used_make_way(root, monkeypatch):
+    monkeypatch.setenv("VRHLIB_FEATURES_GB", str(3.5 * 4096e-9))
+    values = (torch.zeros(1000),)  # 4,000 bytes and a header
+    for i, key in enumerate("abc"):
+        features.save("nano", key, values)
+        os.utime(root / f"data/runs/nano/features/{key}.safetensors", (i, i))
+    assert features.load("nano", "a", torch.device("cpu")) is not None  # used now
+    features.save("nano", "d", values)
+    assert [key for key in "abcd" if features.load("nano", key, torch.device("cpu")) is not None] == ["a", "c", "d"]
+    features.save("nano", "large", (torch.zeros(10_000),))
+    assert features.load("nano", "large", torch.device("cpu")) is None, "what has no room at all is not kept"
+    assert features.load("nano", "d", torch.device("cpu")) is not None
+
+
+def test_a_full_disk_costs_a_line_and_no_result(vlm, monkeypatch, capsys):
+    monkeypatch.setenv("VRHLIB_FEATURES_GB", "1")
+    monkeypatch.setattr(store, "_SAID", set())
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store, "write_atomic", full)
+    assert len(vlm.see(vlm.prepare(tiny.samples())).features) == 3
+    assert capsys.readouterr().out.count("Vision features are not kept") == 1
+
+
+@pytest.mark.parametrize("text", ["much", "-1", "nan", "inf"])
+def test_a_limit_that_is_no_size_is_refused(monkeypatch, text):
+    monkeypatch.setenv("VRHLIB_FEATURES_GB", text)
+    with pytest.raises(ValueError, match="VRHLIB_FEATURES_GB.*gigabytes"):
+        features.limit_gb()
+
+
+def test_the_next_batch_is_prepared_by_a_thread_where_that_helps(vlm, monkeypatch):
+    one, two = tiny.samples((100, 60), (56, 56)), tiny.samples((70, 150))
+    vlm.soon(one)
+    assert not vlm._begun, "on a CPU it would only take turns with the model"
+    monkeypatch.setattr(VLM, "threaded", True)
+    want = vlm.prepare(one)
+    vlm.soon(one)
+    vlm.soon(two)
+    begun = dict(vlm._begun)
+    got = vlm.prepare(one)
+    assert got is begun[tuple(s.id for s in one)].result()
+    assert all(torch.equal(got.tensors[k], want.tensors[k]) for k in want.tensors)
+    assert [s.id for s in vlm.prepare(one[:1]).samples] == [one[0].id] and not vlm._begun, "cut otherwise: begun again"
+    renamed = [dataclasses.replace(s, text="another") for s in one]
+    vlm.soon(one)
+    assert vlm.prepare(renamed).samples == renamed, "of the same name, and another question"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Every table and figure from a fresh clone. Two commands are all there is to know on a laptop:
 #
-#     ./run_all.sh          set up an environment, run all notebooks with the embedded models
+#     ./run_all.sh          set up an environment, run all notebooks with the embedded models; those that are
+#                           up to date since last time are not run again (--again runs them all the same)
 #     ./run_all.sh test     set up the same way, run the tests
 #
 # and two on a GPU:
@@ -16,14 +17,16 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 
 usage() {
     cat <<'EOT'
-./run_all.sh [nano|paper] [01 03 ...] [NAME=VALUE ...] [--limit N]        run notebooks; all of them if none is named
+./run_all.sh [nano|paper] [01 03 ...] [NAME=VALUE ...] [--limit N] [--jobs N] [--again] [--strict] [--cluster N|ADDRESS]
+                             run notebooks; all of them if none is named. What is up to date is not run again
 ./run_all.sh plan [nano|paper] [01 03 ...] [NAME=VALUE ...] [--limit N]   what that would run, what it costs, what is
                              cached; how good the embedded models are, or what real ones need (no GPU, no network)
 ./run_all.sh test [pytest arguments]    run the tests
 ./run_all.sh test browser [...]         of the tests, those that look at a page in Chromium (apt install chromium)
 ./run_all.sh page [nano|paper] [MODELS=...]    write figures/<profile>/page/index.html: heads to click away and replies to
                              step through, of six pictures, in one file without a kernel or network, to share
-./run_all.sh lab                        open JupyterLab in notebooks/
+./run_all.sh lab                        open JupyterLab in notebooks/: on this machine only, and with a token, whatever
+                             your Jupyter configuration says (JUPYTER_TOKEN chooses the token)
 ./run_all.sh help                       this text
 
   nano    (default) embedded models and scenes: CPU, minutes, no network once installed
@@ -34,6 +37,14 @@ usage() {
   ./run_all.sh 01 K=3 N_TEST=100    other values for names in a notebook's parameters cell
   ./run_all.sh MODELS=nano-qwen3-vl,nano-internvl3.5    some of a profile's models (BENCHMARKS=: another benchmark)
   ./run_all.sh paper --limit 20     at most 20 samples in every evaluation: a dress rehearsal (the same as N_TEST=20)
+
+  --jobs N         notebooks at once, each in a process of its own. nano: one a core, four at most; paper: one
+  --again          also those that are up to date: nothing has changed since that they depend on (cells, parameters,
+                   vrhlib, embedded models, published numbers, versions), and all they wrote is still there
+  --strict         replies are decoded plainly, without draft verification: slower, to check that it changes none
+  --cluster N      samples are shared out to N worker processes (Dask: pip install -e ".[sweep]"), also of several
+                   machines: --cluster tcp://host:8786 or DASK_SCHEDULER names a scheduler that runs already
+  Stopped (Ctrl-C, SIGTERM) or died (out of memory), a run says how to resume. Finished samples are kept.
 
 Environment: the active one if it has what pyproject.toml asks for; else .venv in this folder, made with
 a Python >= 3.11 and filled from requirements.lock. Your own always wins: activate it first.
@@ -83,6 +94,8 @@ list_notebooks() {
 command=run
 profile=
 limit=
+cluster=
+jobs=
 page_models=
 words=()
 case "${1:-}" in
@@ -111,6 +124,33 @@ else
                     '' | *[!0-9]* | 0*) refuse "--limit takes a whole number >= 1, got '$limit'" ;;
                 esac
                 words+=(--limit "$limit") ;;
+            --jobs | --jobs=*)
+                [ "$command" != plan ] || refuse "a plan runs nothing: --jobs is for a run"
+                [ -z "$jobs" ] || refuse "one --jobs at a time"
+                case "$word" in
+                    *=*) jobs=${word#*=} ;;
+                    *) jobs=${1:-}; [ $# -eq 0 ] || shift ;;
+                esac
+                case "$jobs" in
+                    '' | *[!0-9]* | 0*) refuse "--jobs takes a whole number >= 1, got '$jobs'" ;;
+                esac
+                words+=(--jobs "$jobs") ;;
+            --cluster | --cluster=*)
+                [ -z "$cluster" ] || refuse "one --cluster at a time"
+                case "$word" in
+                    *=*) cluster=${word#*=} ;;
+                    *) cluster=${1:-}; [ $# -eq 0 ] || shift ;;
+                esac
+                case "$cluster" in
+                    '' | -* | 0*) refuse "--cluster takes a number of worker processes or an address like tcp://host:8786," \
+                        "got '$cluster'" ;;
+                esac
+                words+=(--cluster "$cluster") ;;
+            --again)
+                [ "$command" != plan ] || refuse "a plan runs nothing: --again is for a run"
+                words+=(--again) ;;
+            --strict)
+                words+=(--strict) ;;
             plan | page | test | lab | help)
                 refuse "'$word' comes first: ./run_all.sh $word" ;;
             -*)
@@ -283,9 +323,8 @@ case "$command" in
         ;;
     lab)
         set_up run
-        say "Opening JupyterLab in notebooks/ (stop with Ctrl-C)"
+        say "Opening JupyterLab in notebooks/, for this machine only (stop with Ctrl-C)"
         export JUPYTER_PREFER_ENV_PATH=1  # this environment's kernel, not one that the user registered for another
-        cd "$NOTEBOOKS"
-        exec "$PYTHON" -m jupyterlab
+        exec "$PYTHON" -m vrhlib.notebooks lab
         ;;
 esac

@@ -50,7 +50,9 @@ ALLOWED = BELOW | {
     **{f"widgets.{name}": SHOWN | {"figures", "widgets.view", "widgets.canvases"} for name in VIEWS},
     "page": {name for name in MODULES if name not in ("notebooks", "plan", "page")},  # a script on top of all
     "plan": {"store", "profiles", "hub", "benchmarks", "methods", "training"},  # no model
-    "notebooks": {"store", "profiles", "plan"},
+    "jobs": set(),
+    "uptodate": {"store"},
+    "notebooks": {"store", "profiles", "plan", "jobs", "uptodate", "sweep"},
     "nano.scenes": set(),
     "ledger": {"jsonl"},
     "store": {"", "jsonl", "ledger"},  # "" for __version__

@@ -64,7 +64,7 @@ def wrong_line(line: str) -> list[str]:
 
 def wrong_run_all(words: list[str]) -> list[str]:
     """Arguments that run_all.sh would refuse. Brackets, bars and dots of a usage line are notation."""
-    line = re.sub(r"--limit[= ]\d+", "", " ".join(words).split("&&")[0].split(";")[0])
+    line = re.sub(r"--(limit|jobs|cluster)[= ]\S+|--(again|strict)\b", "", " ".join(words).split("&&")[0].split(";")[0])
     words = [word for word in re.sub(r"[\[\]|…]|\.\.\.", " ", line).split() if word != "NAME=VALUE"]
     if words and words[0] in ("test", "lab", "help", "--help", "-h"):
         return [] if words[0] == "test" or not words[1:] else [f"run_all.sh {line}"]

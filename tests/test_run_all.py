@@ -8,11 +8,16 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.error
+import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -96,6 +101,18 @@ def sandbox(tmp_path):
         ("--limit 01 --limit", "got '01'"),
         ("--limit 3 --limit=4", "one --limit at a time"),
         ("--limited 3", "unknown option '--limited'"),
+        ("--jobs", "--jobs takes a whole number >= 1, got ''"),
+        ("--jobs 0", "--jobs takes a whole number >= 1, got '0'"),
+        ("--jobs=two", "--jobs takes a whole number >= 1, got 'two'"),
+        ("--jobs 2 --jobs 3", "one --jobs at a time"),
+        ("plan --jobs 2", "a plan runs nothing: --jobs is for a run"),
+        ("plan --again", "a plan runs nothing: --again is for a run"),
+        ("--cluster", "--cluster takes a number of worker processes or an address like tcp://host:8786, got ''"),
+        ("--cluster --strict", "got '--strict'"),
+        ("--cluster 0", "got '0'"),
+        ("--cluster 2 --cluster=3", "one --cluster at a time"),
+        ("lab --jobs 2", "lab takes no arguments"),
+        ("page --strict", "page takes a profile and MODELS=..., got '--strict'"),
         ("lab --limit 3", "lab takes no arguments"),
         ("plan 09", "no notebook '09'"),
         ("page 01", "page takes a profile and MODELS=..., got '01'"),
@@ -117,7 +134,7 @@ def test_help_lists_every_command(sandbox, word):
     done = sandbox(word)
     assert done.returncode == 0
     words = "nano paper plan page test lab NAME=VALUE CUDA HF_HOME MODELS=".split()
-    for command in (*words, "--limit N", "test browser"):
+    for command in (*words, "--limit N", "test browser", "--jobs N", "--again", "--strict", "--cluster N"):
         assert command in done.stdout
 
 
@@ -138,7 +155,14 @@ def test_help_lists_every_command(sandbox, word):
         (["test", "browser"], "-m pytest tests/browser -v | offline=1"),
         (["test", "browser", "-k", "a b"], "-m pytest tests/browser -v -k a b | offline=1"),
         (["test", "-k", "browser"], "-m pytest -k browser | offline=1"),
-        (["lab"], "-m jupyterlab | offline="),
+        (["--jobs", "3", "01", "--again"], "-m vrhlib.notebooks run --profile nano --jobs 3 01 --again | offline=1"),
+        (["--strict", "--jobs=2"], "-m vrhlib.notebooks run --profile nano --strict --jobs 2 | offline=1"),
+        (["--cluster=2"], "-m vrhlib.notebooks run --profile nano --cluster 2 | offline=1"),
+        (
+            ["plan", "paper", "--cluster", "tcp://gpu:8786", "--strict"],
+            "-m vrhlib.notebooks plan --profile paper --cluster tcp://gpu:8786 --strict | offline=",
+        ),
+        (["lab"], "-m vrhlib.notebooks lab | offline="),
         (["page"], "-m vrhlib.page --profile nano | offline=1"),
         (["page", "paper", "MODELS=a,b"], "-m vrhlib.page --profile paper --models a,b | offline="),
     ],
@@ -244,6 +268,72 @@ def test_the_script_keeps_to_bash_3():
     newer = r"declare -A|local -n|mapfile|readarray|\$\{\w+(,,|\^\^|@[A-Z])|\|&|&>>|coproc|\[\[ -v "
     assert re.findall(newer, code) == []
     assert not re.findall(r'(?<!\+)"\$\{\w+\[@\]\}"', code), "an empty array is an unbound variable there"
+
+
+# ---- JupyterLab, on this machine only
+
+HOSTILE = """
+from jupyter_server.auth.identity import IdentityProvider, User
+class Open(IdentityProvider):
+    def get_user(self, handler):
+        return User("anybody")
+c.ServerApp.identity_provider_class = Open
+c.ServerApp.ip = "0.0.0.0"
+c.ServerApp.allow_remote_access = True
+c.ServerApp.sock = "/nowhere/socket"
+c.ServerApp.token = ""
+c.ServerApp.password = ""
+c.IdentityProvider.token = ""
+c.PasswordIdentityProvider.token = ""
+c.ServerApp.open_browser = False
+c.LabApp.open_browser = False
+c.ServerApp.allow_root = True  # tests may run as root
+c.ServerApp.port_retries = 0
+"""
+
+
+def asked(url: str, token: str = "") -> int:
+    request = urllib.request.Request(url, headers={"Authorization": f"token {token}"} if token else {})
+    try:
+        return urllib.request.urlopen(request, timeout=20).status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_lab_listens_on_this_machine_only_and_asks_for_a_token_whatever_is_configured(tmp_path):
+    config, runtime = tmp_path / "config", tmp_path / "runtime"
+    config.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name in ("jupyter_config.py", "jupyter_server_config.py", "jupyter_lab_config.py"):
+        (config / name).write_text(f"{HOSTILE}c.ServerApp.port = {port}\n")
+    (config / "jupyter_server_config.json").write_text('{"PasswordIdentityProvider": {"token": ""}}')
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    environment = os.environ | {"PATH": path, "PYTHONPATH": "", "PIP_NO_INDEX": "1", "JUPYTER_TOKEN": ""}
+    environment |= {"JUPYTER_CONFIG_DIR": str(config), "JUPYTER_RUNTIME_DIR": str(runtime)}
+    log = (tmp_path / "log").open("w+")
+    lab = subprocess.Popen([ROOT / "run_all.sh", "lab"], env=environment, stdout=log, stderr=log)
+    try:
+        info = runtime / f"jpserver-{lab.pid}.json"
+        for _ in range(600):
+            if lab.poll() is not None or (info.exists() and info.read_text().endswith("}")):
+                break
+            time.sleep(0.1)
+        assert lab.poll() is None, (tmp_path / "log").read_text()
+        told = json.loads(info.read_text())
+        assert len(told["token"]) >= 32 and told["port"] == port
+        url = f"http://127.0.0.1:{port}/api/contents"
+        assert asked(url) == 403 and asked(url, "wrong") == 403 and asked(url, told["token"]) == 200
+        processes = [psutil.Process(lab.pid), *psutil.Process(lab.pid).children(recursive=True)]
+        assert told["token"] not in str([process.cmdline() for process in processes])
+        bound = [c.laddr.ip for p in processes for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        assert bound and set(bound) <= {"127.0.0.1", "::1"}
+        assert Path(told["root_dir"]) == ROOT / "notebooks"
+    finally:
+        lab.terminate()
+        lab.wait(timeout=30)
+        log.close()
 
 
 # ---- the browser of CI

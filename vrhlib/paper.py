@@ -710,9 +710,10 @@ def compare(evidence: Mapping[str, object], profile: str, notebook: str) -> pd.D
         each = measured if isinstance(measured, Mapping) else {"": measured}
         finding = _together({name: CHECKS[claim](one) for name, one in each.items()})
         rows.append((claim, known.claim[claim], known.published[claim], *finding, notebook))
-    frame, others = pd.DataFrame(rows, columns=_COLUMNS), _stored(profile).query("notebook != @notebook")
-    whole = _in_order(pd.concat([others, frame]))
-    store.write_atomic(store.figures_dir(profile) / "claims.csv", whole.to_csv(index=False))
+    with store.held(store.runs_dir(profile) / "claims"):  # notebooks that run at once share the file
+        frame, others = pd.DataFrame(rows, columns=_COLUMNS), _stored(profile).query("notebook != @notebook")
+        whole = _in_order(pd.concat([others, frame]))
+        store.write_atomic(store.figures_dir(profile) / "claims.csv", whole.to_csv(index=False))
     return frame
 
 

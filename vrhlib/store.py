@@ -431,7 +431,9 @@ def stored(profile: str, **facts: object) -> list[tuple[Results, dict]]:
 
 
 _RUN = r"[0-9a-f]{16}"
-_OURS = re.compile(rf"{_RUN}\.(jsonl|json|lock|jsonl\.bad)|(speed|notebooks)(\.json)?\.(json|lock)|features|policies")
+_OURS = re.compile(
+    rf"{_RUN}\.(jsonl|json|lock|jsonl\.bad)|(speed|notebooks|claims)(\.json)?\.(json|lock)|features|policies"
+)
 _PARTIAL = re.compile(r"\..+\.\d+\.tmp")  # what `write_atomic` leaves if it is killed
 
 
@@ -519,7 +521,9 @@ def _write_run_manifest(run: Run, results: Results, new: int, seconds: float) ->
     path, earlier = results.path.with_suffix(".json"), _told(results.path).get("seconds", 0.0)
     sizes = Counter(str(record["batch"]) for record in results.records.values() if "batch" in record)
     at_once = Counter(str(record["rows"]) for record in results.records.values() if "rows" in record)
+    told = sum(record["drafted"] == record["tokens"] for record in results.records.values() if "drafted" in record)
     facts = asdict(run) | {"samples": len(results), "batch_sizes": dict(sizes), "sequences_at_once": dict(at_once)}
+    facts["drafted"] = told  # replies that needed no decoding (see `decoding`)
     facts |= sample_set(run.samples, run.data) | {"store": STORE, "digest": run.digest}
     done = len(results) == len(run.samples)
     text = json.dumps(manifest(**facts, complete=done, seconds=round(earlier + seconds, 2), new=new), indent=1)

@@ -185,6 +185,9 @@ def test_a_condition_that_changes_nothing_is_told_by_one_pass(vlm, batch, idle, 
     assert (got.drafted == got.lengths).all()
     width = max(map(len, drafts)) - 1
     whole = (3, batch.length + width)
+    assert got.written == 0 and got.read == pytest.approx(
+        3 * whole[1] + 3 * (whole[1] if phase == "all" else width) * (3 / 3 + 2 / 3 + 1 / 3)
+    )
     assert ran == [whole] + [whole if phase == "all" else (3, width)] * 3
 
 
@@ -199,6 +202,7 @@ def test_only_what_left_its_draft_is_decoded_and_only_from_there(vlm, batch, idl
     assert got.drafted[:, 1].tolist() == agreed and (got.drafted[:, 0] == got.lengths[:, 0]).all()
     steps = [shape for shape in ran if shape[1] == 1]
     assert len(steps) == max(len(w) - a - 1 for w, a in zip(want, agreed))
+    assert got.written == sum(len(w) - a - 1 for w, a in zip(want, agreed))
     assert {rows for rows, _ in steps} <= {1, 2, 3}, "of six sequences three left their draft"
 
 

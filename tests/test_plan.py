@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,10 +111,13 @@ def test_a_run_of_02_stores_no_more_than_planned_and_leaves_03_nothing_to_do(che
     # Methods that find nothing are not cut, and points of the picker share their heads: with so few samples about half.
     assert 100 < cuts <= most <= 2.5 * cuts
 
-    before = {path: path.read_bytes() for path in store.runs_dir("nano").iterdir()}
+    def kept() -> dict:
+        return {path: path.read_bytes() for path in store.runs_dir("nano").iterdir() if path.stem != "notebooks"}
+
+    before = kept()
     monkeypatch.setenv("VRHLIB_DEVICE", "no such device")  # whoever loads a model asks for it
     assert notebooks.main(["run", "03", "N_DETECT=10", "MODELS=nano-qwen2.5-vl"]) == 0
-    assert {path: path.read_bytes() for path in store.runs_dir("nano").iterdir()} == before
+    assert kept() == before
     assert replies_of(planned("03_sparsity", "N_DETECT=10", "MODELS=nano-qwen2.5-vl")) == 10, "if nothing were stored"
     assert notebooks.main(["run", "03", "N_DETECT=9", "MODELS=nano-qwen2.5-vl"]) == 1, "other samples need the model"
 
@@ -187,7 +191,7 @@ def test_a_run_of_07_stores_what_is_planned_and_again_trains_nothing(checkout, c
     assert len(policies) == 9
     before = [path.read_bytes() for path in policies]
     capfd.readouterr()
-    assert notebooks.main(["run", "07", *words]) == 0
+    assert notebooks.main(["run", "07", "--again", *words]) == 0
     said = capfd.readouterr().out
     assert "step" not in said and "samples" not in said, "nothing is trained, drawn or asked again"
     assert [path.read_bytes() for path in policies] == before and stored() == found
@@ -385,7 +389,8 @@ def test_measured_speed_replaces_the_stated_one_once_there_is_a_minute_of_it_on_
     mine, others = ([w for w in work if (w.model == "qwen3-vl-8b") == own] for own in (True, False))
     reads, writes = plan.SPEED["qwen3-vl-8b"]
     stated = plan.hours(mine, {})
-    assert stated == pytest.approx(sum(w.read / reads + w.written / writes for w in mine) / 3600)
+    tokens = [plan.spent(w) for w in mine]
+    assert stated == pytest.approx(sum(read / reads + written / writes for read, written in tokens) / 3600)
     half_as_fast = {"qwen3-vl-8b on cuda": [20 * reads, 10 * writes, 60.0]}  # 30 s, as stated
     assert plan.hours(mine, half_as_fast) == pytest.approx(2 * stated)
     assert plan.hours(others, half_as_fast) == plan.hours(others, {}), "of the others nothing was measured"
@@ -405,6 +410,56 @@ def test_every_paper_model_has_a_stated_speed_and_fits_the_card_it_is_stated_for
         low, high = plan.memory_gb(model)
         assert MODELS[model].gb + 1 < low < high < 48
         assert plan.memory_gb(model, eager=3328)[0] < 51.5, "RTX A6000: 49,140 MiB"
+
+
+def test_what_conditions_share_is_not_counted_twice():
+    alone = plan.Work("qwen2.5-vl-7b", "refcoco", "replies", 1, 100)
+    assert plan.spent(alone) == (alone.read, alone.written), "one condition has nothing to share"
+    looked = plan.Work("qwen2.5-vl-7b", "refcoco", "head scores", 1, 100, passes=2)
+    assert plan.spent(looked) == (looked.read, looked.written)
+    several = plan.Work("qwen2.5-vl-7b", "refcoco", "replies", 11, 100)
+    prompt, reply, share = several.length, several.reply, plan.shared_layers("qwen2.5-vl-7b")
+    read, written = plan.spent(several, told=0.75)
+    assert read == pytest.approx(100 * (prompt + (prompt + reply) * (1 + 10 * (1 - share))))
+    assert written == pytest.approx(100 * reply * (1 + 10 * 0.25))
+    late = plan.Work("qwen2.5-vl-7b", "refcoco", "replies", 11, 100, decode=10)
+    assert plan.spent(late)[0] == pytest.approx(100 * (2 * prompt + reply + 10 * reply)), "the prompt is shared"
+
+
+def test_shared_layers_are_those_below_published_and_random_heads():
+    published = json.loads((Path(__file__).parents[1] / "data/paper/heads.json").read_text())["heads"]
+    for model, lowest in plan.LOWEST.items():
+        found = published[MODELS[model].published].values()
+        assert lowest == min(layer for heads in found for layer, _ in heads)
+    rng, (depth, heads) = np.random.default_rng(0), MODELS["qwen3-vl-8b"].grid
+    drawn = [rng.choice(depth * heads, 20, replace=False).min() // heads for _ in range(4000)]
+    assert plan.shared_layers("qwen3-vl-8b") == pytest.approx((17 + np.mean(drawn)) / 2 / depth, abs=0.003)
+
+
+def test_the_ladder_goes_down_and_ends_at_the_estimate():
+    work = [w for notebook in a_run().work.values() for w in notebook]
+    hours = [value for _, value in plan.ladder(work, {})]
+    assert hours == sorted(hours, reverse=True) and len(hours) == 5
+    seen_once = sum(
+        w.samples * MODELS[w.model].visual_tokens * plan.VISION[w.model] / plan.SPEED[w.model][0] for w in work
+    )
+    assert hours[-1] == pytest.approx(plan.hours(work, {}) + seen_once / 3600)
+    text = plan.in_words(a_run(), {}, None, 1000)
+    assert "one sequence at a time" in text and f"{hours[0]:.1f}" in text and "as in the embedded models" in text
+
+
+def test_the_share_that_needs_no_decoding_is_counted_in_stored_runs(root):
+    folder = store.runs_dir("paper")
+    folder.mkdir(parents=True)
+    facts = {"task": "replies", "condition": {"kind": "zero"}, "samples": 60, "drafted": 45}
+    (folder / "a.json").write_text(json.dumps(facts))
+    assert plan.share_told("paper") is None, "too few"
+    (folder / "b.json").write_text(json.dumps(facts | {"drafted": 30}))
+    for i, other in enumerate(({"condition": {}}, {"task": "scores"}, {"drafted": None})):
+        (folder / f"c{i}.json").write_text(json.dumps(facts | other))
+    (folder / "d.json").write_text("{ half")
+    assert plan.share_told("paper") == pytest.approx(75 / 120)
+    assert "counted in stored runs" in plan.in_words(a_run(), {}, None, 1000)
 
 
 # ---------------------------------------------------------------- words

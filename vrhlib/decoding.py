@@ -51,10 +51,14 @@ def strict() -> bool:
 @dataclass(frozen=True, eq=False)
 class Replies:
     """`ids`: int [B, conditions, tokens], -1 behind a reply's end. `drafted`: int [B, conditions], how many tokens of
-    each reply are the draft's, found without decoding (0 for the untouched model, whose reply the draft is)."""
+    each reply are the draft's, found without decoding (0 for the untouched model, whose reply the draft is). `read`,
+    `written`: tokens that went through the whole model at once (one that went through half of its layers counts half),
+    and one after the other."""
 
     ids: np.ndarray
     drafted: np.ndarray
+    read: float = 0.0
+    written: int = 0
 
     @property
     def lengths(self) -> np.ndarray:
@@ -78,18 +82,22 @@ def generate(
     if strict() or not _plain_greedy(vlm):
         return _plainly(vlm, batch, conditions, limit)
     acting = {c: a for c, a in enumerate(conditions) if a is not None and len(a.heads)}
+    read, written = 0.0, 0
     if drafts is None or len(acting) < len(conditions):
         vlm.running = max(vlm.running, len(batch))
         drafts = _trimmed(attention.generate(vlm, batch, max_new_tokens=limit)[:, 0])
+        read, written = float(len(batch) * batch.length), sum(map(len, drafts))
     drafts = [list(draft)[:limit] for draft in drafts]
     found = {(b, c): (drafts[b], 0) for b in samples for c in range(len(conditions)) if c not in acting}
     if acting:
-        found |= _verified(vlm, batch, acting, drafts, limit)
+        told, more = _verified(vlm, batch, acting, drafts, limit)
+        found, read = found | told, read + more
+        written += sum(max(0, len(reply) - kept - 1) for reply, kept in told.values())
     ids = np.full((len(batch), len(conditions), max(len(ids) for ids, _ in found.values())), -1)
     drafted = np.zeros(ids.shape[:2], int)
     for (b, c), (reply, kept) in found.items():
         ids[b, c, : len(reply)], drafted[b, c] = reply, kept
-    return Replies(ids, drafted)
+    return Replies(ids, drafted, read, written)
 
 
 def _plainly(vlm: VLM, batch: Batch, conditions: Sequence, limit: int) -> Replies:
@@ -100,7 +108,7 @@ def _plainly(vlm: VLM, batch: Batch, conditions: Sequence, limit: int) -> Replie
     most = max(part.shape[-1] for part in parts)
     padded = [np.pad(p, ((0, 0), (0, 0), (0, most - p.shape[-1])), constant_values=-1) for p in parts]
     ids = np.concatenate(padded, 1)
-    return Replies(ids, np.zeros(ids.shape[:2], int))
+    return Replies(ids, np.zeros(ids.shape[:2], int), float(batch.length * ids[..., 0].size), int((ids >= 0).sum()))
 
 
 def _trimmed(ids: np.ndarray) -> list[list[int]]:
@@ -186,21 +194,25 @@ class _Open:
     states: list[tuple[torch.Tensor, torch.Tensor]]  # keys and values of every layer, [R, KV, W, D]
 
 
-def _verified(vlm: VLM, batch: Batch, conditions: dict[int, Intervention], drafts: list[list[int]], limit: int) -> dict:
-    """(sample, condition) to its reply and how much of it was drafted."""
+def _verified(
+    vlm: VLM, batch: Batch, conditions: dict[int, Intervention], drafts: list[list[int]], limit: int
+) -> tuple[dict, float]:
+    """(sample, condition) to its reply and how much of it was drafted; and how many tokens were read for it."""
     starts = {c: (condition.phase, int(min(h.layer for h in condition.heads))) for c, condition in conditions.items()}
     order = sorted(conditions, key=lambda c: starts[c])
     stem = _stem(vlm, batch, drafts, {layer for _, layer in starts.values()})
-    B, found, waiting, doubtful = len(batch), {}, [], set()
-    width = max(1, vlm.rows // B)
+    B, W, found, waiting, doubtful = len(batch), stem.mask.shape[1], {}, [], set()
+    width, read = max(1, vlm.rows // B), float(B * W)
     for (phase, layer), group in itertools.groupby(order, key=lambda c: starts[c]):
         group = list(group)
+        columns = W - stem.length if phase == "decode" else W
+        read += B * len(group) * columns * (1 - layer / vlm.grid[0])
         for i in range(0, len(group), width):
             part = group[i : i + width]
             if sum(len(w.at) for w in waiting) + B * len(part) > vlm.rows:  # no more than fit beside this pass
                 found |= _decoded(vlm, batch, waiting, limit)
             vlm.running = max(vlm.running, B * len(part))
-            told = _told(vlm, batch, stem, [conditions[c] for c in part], phase, layer, drafts)
+            told = _told(vlm, batch, stem, [conditions[c] for c in part], phase, layer)
             left, done, doubts = _compared(vlm, stem, part, conditions, drafts, limit, layer, *told)
             found |= done
             doubtful |= doubts
@@ -209,11 +221,12 @@ def _verified(vlm: VLM, batch: Batch, conditions: dict[int, Intervention], draft
     for c in sorted({c for _, c in doubtful}):
         again = _trimmed(attention.generate(vlm, batch, [conditions[c]], limit)[:, 0])
         found |= {(b, c): (again[b], 0) for b in range(B) if (b, c) in doubtful}
-    return found
+        read += B * batch.length
+    return found, read
 
 
 def _told(
-    vlm: VLM, batch: Batch, stem: _Stem, conditions: list, phase: str, layer: int, drafts: list[list[int]]
+    vlm: VLM, batch: Batch, stem: _Stem, conditions: list, phase: str, layer: int
 ) -> tuple[torch.Tensor, torch.Tensor, DynamicCache]:
     """Which token each condition would write at every place of the draft, int [R, T], and by how much its logit leads,
     float [R, T]; and the cache of its pass, filled from `layer` on. Rows: every sample under all conditions in turn."""

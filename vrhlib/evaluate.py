@@ -152,7 +152,7 @@ def _reply(vlm: VLM, chunk: Samples, acting: Mapping, stored: Mapping, limit: in
         batch = vlm.prepare(piece)
         drafts = [vlm.encode(plain[s.id]) for s in piece] if all(s.id in plain for s in piece) else None
         got = generate(vlm, batch, [acting[d] for d in lacking], limit, drafts)
-        meter.add(len(piece) * len(lacking) * batch.length, got.ids.size)
+        meter.add(got.read, got.written)
         about = {"batch": len(piece), "rows": vlm.running}
         for b, (sample, resized) in enumerate(zip(piece, batch.resized)):
             for c, d in enumerate(lacking):

@@ -6,6 +6,7 @@ is not computed again. Nothing here needs torch, a GPU or the network, except `c
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from vrhlib import hub, store
 from vrhlib.profiles import MODELS, Profile
@@ -33,6 +34,13 @@ SPEED = {
     "internvl3-8b": (3500, 200),
     "internvl3.5-8b": (3300, 200),
 }
+STEP = 0.08  # seconds of a step that writes one token of a single sequence
+# What the vision tower adds to the reading of an image token: four patches of its 0.67 (Qwen) or 0.3 (InternVL) billion
+# parameters, beside the 7.6 of the language model.
+VISION = {"qwen2.5-vl-7b": 0.35, "qwen3-vl-8b": 0.3, "internvl3-8b": 0.16, "internvl3.5-8b": 0.15}
+# The lowest layer of the 20 heads that were published (data/paper/heads.json).
+LOWEST = {"qwen2.5-vl-7b": 14, "qwen3-vl-8b": 17, "internvl3-8b": 14, "internvl3.5-8b": 17}
+TOLD = 0.6  # of the replies under an intervention, those that are the untouched model's; counted where runs are stored
 MEASURED = 60  # seconds on a GPU after which measured speed replaces the stated one
 
 # Keys and values (Qwen3-8B: 36 layers x 8 heads x 128 x 2 numbers of 2 bytes, 0.15 MB) and what a layer holds while it
@@ -65,6 +73,7 @@ class Work:
     eager: int = 0
     reply: int = REPLY
     prompt: int = 0
+    decode: int = 0  # of the conditions, those that touch only the answer
 
     @property
     def replies(self) -> int:
@@ -75,12 +84,22 @@ class Work:
         return self.replies * self.passes
 
     @property
+    def length(self) -> int:
+        """Tokens of a prompt."""
+        return max(self.prompt, MODELS[self.model].visual_tokens + TEXT)
+
+    @property
     def read(self) -> int:
-        return self.sequences * max(self.prompt, MODELS[self.model].visual_tokens + TEXT)
+        return self.sequences * self.length
 
     @property
     def written(self) -> int:
         return self.replies * self.reply
+
+    @property
+    def acting(self) -> int:
+        """Conditions that are compared with the untouched model, and share what they have in common with it."""
+        return self.conditions - 1 if self.passes == 1 and self.reply else 0
 
 
 def _detect(p: Profile, given: Mapping) -> list[Work]:
@@ -194,8 +213,9 @@ def _universal(p: Profile, given: Mapping) -> list[Work]:
             test = _tested(p, given, name, found_on, found)
             work.append(Work(model, name, "replies, unmasked and ablated", cuts, test))
             if name == found_on:
-                more = (ways - 1) * (1 + len(p.control_seeds))  # one of the ways is among the cuts above
-                work.append(Work(model, name, "kinds and phases of ablation", more, test))
+                each = 1 + len(p.control_seeds)
+                more, late = (ways - 1) * each, len(_KINDS) * each  # one of the ways is among the cuts above
+                work.append(Work(model, name, "kinds and phases of ablation", more, test, decode=late))
                 work.append(Work(model, name, "mean outputs of heads", 1, min(50, found), stored=False, reply=0))
                 work.append(Work(model, name, "replies to detection samples", 2, found))
             else:
@@ -280,7 +300,8 @@ def _play(p: Profile, given: Mapping) -> list[Work]:
         most = max(len({*p.steer_ks, k}) for k in _possible(p, given))
         cuts = 1 + most + 1 + len(_PHASES) * 2 * len(p.control_seeds)  # in the prompt too only at one k
         work.append(Work(model, benchmark, "head scores", 1, found, passes=2))
-        work.append(Work(model, benchmark, "replies while heads look elsewhere", cuts, asked * things))
+        late = most + 2 * len(p.control_seeds)
+        work.append(Work(model, benchmark, "replies while heads look elsewhere", cuts, asked * things, decode=late))
     cuts = 1 + max(len({n for n in p.ks if n <= k} | {k}) for k in _possible(p, given)) + 2 * len(p.control_seeds)
     shown = given["N_TEST"] if given["N_TEST"] > 0 else p.n_universal
     work.append(Work(models[0], benchmark, "replies, unmasked and ablated", cuts, shown))
@@ -479,10 +500,72 @@ def _stated(model: str, read: float, written: float) -> float:
     return read / reads + written / writes
 
 
-def hours(work: Sequence[Work], measured: Mapping[str, Sequence[float]]) -> float:
-    """GPU hours, loading of models aside."""
-    seconds = [_stated(w.model, w.read, w.written) * (correction(w.model, measured) or 1) for w in work]
+def hours(work: Sequence[Work], measured: Mapping[str, Sequence[float]], told: float = TOLD) -> float:
+    """GPU hours, loading of models aside; `told`: share of replies under an intervention that need no decoding."""
+    seconds = [_stated(w.model, *spent(w, told)) * (correction(w.model, measured) or 1) for w in work]
     return sum(seconds) / 3600
+
+
+def spent(w: Work, told: float = TOLD, layers: bool = True) -> tuple[float, float]:
+    """Tokens that are read and written for it, with all that conditions share (see `decoding`): the untouched model
+    replies and reads that once more; a condition reads prompt and draft from the lowest layer it touches on (if
+    `layers`), or only the draft, and writes what differs."""
+    if not w.acting:
+        return w.read, w.written
+    whole = w.length + w.reply
+    share = shared_layers(w.model) if layers else 0.0
+    prompts = (w.acting - w.decode) * whole * (1 - share) + w.decode * w.reply
+    return w.samples * (w.length + whole + prompts), w.samples * w.reply * (1 + w.acting * (1 - told))
+
+
+@cache
+def shared_layers(model: str) -> float:
+    """Share of a model's layers that lie below the lowest of 20 ablated heads: mean of the published heads' (half of
+    the conditions cut them, or as many of their layers) and of random heads' (the other half)."""
+    depth, heads = MODELS[model].grid
+    total, k = depth * heads, 20
+    above = [math.comb(total - layer * heads, k) / math.comb(total, k) for layer in range(1, depth)]
+    return (LOWEST[model] + sum(above)) / 2 / depth
+
+
+def ladder(
+    work: Sequence[Work], measured: Mapping[str, Sequence[float]], told: float = TOLD
+) -> list[tuple[str, float]]:
+    """GPU hours when one trick after the other is added, from the loop that everybody writes to what is done here."""
+
+    def total(each: Callable[[Work], float]) -> float:
+        return sum(each(w) * (correction(w.model, measured) or 1) for w in work) / 3600
+
+    def looks(w: Work) -> float:
+        """Seconds that the vision tower takes for one look at every picture."""
+        seen = 0 if w.prompt and w.benchmark in LONG else MODELS[w.model].visual_tokens
+        return w.samples * seen * VISION[w.model] / SPEED[w.model][0]
+
+    alone = total(lambda w: _stated(w.model, w.read, 0) + w.written * STEP + looks(w) * w.conditions * w.passes)
+    batched = total(lambda w: _stated(w.model, w.read, w.written) + looks(w) * w.conditions * w.passes)
+    seen_once = total(lambda w: _stated(w.model, w.read, w.written) + looks(w))
+    verified = total(lambda w: _stated(w.model, *spent(w, told, layers=False)) + looks(w))
+    everything = total(lambda w: _stated(w.model, *spent(w, told)) + looks(w))
+    return [
+        ("one sequence at a time, every picture looked at for every condition", alone),
+        ("conditions and samples share a batch", batched),
+        ("a picture is looked at once for all conditions", seen_once),
+        (f"{100 * told:.0f} % of the replies are told by their draft; phase decode shares the prompt", verified),
+        ("layers below the lowest ablated head run once", everything),
+    ]  # fmt: skip
+
+
+def share_told(profile: str) -> float | None:
+    """Share of stored replies under an intervention that needed no decoding; None before there are a hundred."""
+    replies = drafted = 0
+    for path in store.runs_dir(profile).glob("*.json"):
+        try:
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            if manifest["task"] == "replies" and manifest["condition"]:
+                replies, drafted = replies + int(manifest["samples"]), drafted + int(manifest["drafted"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # the run store names what it cannot read
+    return drafted / replies if replies >= 100 else None
 
 
 # ---------------------------------------------------------------- what stands in its way
@@ -572,15 +655,33 @@ def gpu_here() -> tuple[str, float] | None:
 
 def in_words(run: Paper, measured: Mapping[str, Sequence], gpu: tuple[str, float] | None, free_gb: float) -> str:
     """The plan of a paper run: work, models, benchmarks, and whether disk and GPU are large enough."""
-    tables = _work_table(run, measured), _model_table(run, measured), _benchmark_table(run)
+    told = share_told("paper")
+    tables = _work_table(run, measured, told), _ladder(run, measured, told), _model_table(run, measured)
+    tables = *tables, _benchmark_table(run)
     tables = filter(None, [*tables, training_table(run.work, run.given)])
     return "\n\n".join([*tables, f"{_disk_line(run, free_gb)}\n{_gpu_line(run, gpu)}"])
 
 
-def _work_table(run: Paper, measured: Mapping[str, Sequence]) -> str:
+def _ladder(run: Paper, measured: Mapping[str, Sequence], told: float | None) -> str:
+    """What each trick saves."""
+    steps = ladder([w for work in run.work.values() for w in work or ()], measured, told or TOLD)
+    before = [None, *(value for _, value in steps)]
+    rows = [(name, f"{value:.1f}", f"{earlier - value:.1f}" if earlier else "")
+            for (name, value), earlier in zip(steps, before)]  # fmt: skip
+    known = "counted in stored runs" if told else "as in the embedded models"
+    return (
+        "What sharing saves, one trick after the other (GPU hours, with the vision tower; estimates of the same kind). "
+        f"The share of\nreplies that need no decoding is {known}.\n{table(('with', 'GPU h', 'saved'), rows)}"
+    )
+
+
+def _work_table(run: Paper, measured: Mapping[str, Sequence], told: float | None) -> str:
+    told = told or TOLD
+
     def numbers(work: Sequence[Work]) -> tuple[str, ...]:
-        read, written = (sum(getattr(w, name) for w in work) / 1e6 for name in ("read", "written"))
-        return f"{sum(w.sequences for w in work):,}", f"{read:.2f}", f"{written:.2f}", f"{hours(work, measured):.2f}"
+        read, written = (sum(spent(w, told)[i] for w in work) / 1e6 for i in (0, 1))
+        gpu = hours(work, measured, told)
+        return f"{sum(w.sequences for w in work):,}", f"{read:.2f}", f"{written:.2f}", f"{gpu:.2f}"
 
     rows, everything = [], [w for work in run.work.values() for w in work or ()]
     for notebook, work in run.work.items():

@@ -23,7 +23,7 @@ DRAWN = {
     "style": 0, "checks": 0,
     "output": 1,
     "scores": 2, "overlaps": 2, "conditions": 2, "sweeps": 2, "detection": 2, "pictures": 2, "tasks": 2,
-    "training": 2, "steering": 2,
+    "training": 2, "steering": 2, "performance": 2,
     "views": 3,
 }  # fmt: skip
 

@@ -47,7 +47,7 @@ UNMASKED = Condition("unmasked")
 _CONDITION = ["model", "benchmark", *Condition._fields]  # what tells the rows of an accuracy table apart
 
 
-SHARD = 64
+SHARD = 100
 """Samples of a run: enough to be worth a trip to a worker, few enough that a lost one costs little. Runs of the first
 samples serve larger sets too: asking for more computes only what is new."""
 

@@ -207,6 +207,9 @@ def _next(there, finished: queue.SimpleQueue):
 def _run(work: Callable, cell: tuple, facts: dict) -> object:
     """One cell, in a worker. It may have joined after `_prove`, so it proves itself again."""
     _compare(f"{_worker()} on {socket.gethostname()}", facts, _facts())
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and (torch := sys.modules.get("torch")):  # a caller's script may have loaded it too early
+        torch.set_num_threads(int(threads))
     with store.told(lambda done, of: None):  # the caller shows how far cells are; bars of many workers would be noise
         return work(*cell)
 
@@ -314,7 +317,9 @@ def _local(n: int) -> Iterator:
         raise ValueError(f"{n} workers for {gpus} GPU(s): each needs one. Ask for {gpus}, or set VRHLIB_DEVICE=cpu.")
     share = str(max(1, CPU_COUNT // n))
     threads = {f"{name}_NUM_THREADS": share for name in ("OMP", "MKL", "OPENBLAS")}
-    with dask.config.set({"distributed.scheduler.allowed-failures": DEATHS}):
+    # Dask's own OMP_NUM_THREADS=1 would be set in this process as well, and in the kernels that it starts.
+    ours = {"distributed.scheduler.allowed-failures": DEATHS, "distributed.nanny.pre-spawn-environ": {}}
+    with dask.config.set(ours):
         local = LocalCluster(
             n_workers=n, threads_per_worker=1, processes=True, resources={RESOURCE: 1}, env=threads,
             host="127.0.0.1", dashboard_address="127.0.0.1:0",

@@ -6,14 +6,15 @@ the same on every page and legible without colour: ablating VRHs is vermillion w
 heads are grey with a band, layer-matched random heads are blue and dashed, the unmasked model is black.
 
 A module holds the figures of one kind: `scores`, `overlaps`, `conditions` (side by side at one k), `sweeps` (over k),
-`tasks` (models x benchmarks), `detection` (what it needs), `training` (what it changes), `pictures`, `views` (for the
-widgets). `style`, `checks` and `output` serve them all.
+`tasks` (models x benchmarks), `detection` (what it needs), `training` (what it changes), `performance` (what the
+library's shortcuts save), `pictures`, `views` (for the widgets). `style`, `checks` and `output` serve them all.
 """
 
 from vrhlib.figures.conditions import OUTCOMES, VARIANTS, ablation_by_model, outcomes, variants
 from vrhlib.figures.detection import cost, few_samples, one_token
 from vrhlib.figures.output import Figure, markdown, rebuild, save_table, shown, use_profile
 from vrhlib.figures.overlaps import benchmark_overlap, method_overlap, published_heads
+from vrhlib.figures.performance import performance
 from vrhlib.figures.pictures import attention_maps, before_after, example, reply_rows
 from vrhlib.figures.scores import (
     BANDS,
@@ -43,7 +44,7 @@ __all__ = [
     "OUTCOMES", "VARIANTS", "ablation_by_model", "outcomes", "variants",
     "accuracy_vs_k", "prior_methods", "transfer", "universality",
     "cross_task", "steering",
-    "cost", "few_samples", "one_token",
+    "cost", "few_samples", "one_token", "performance",
     "TRAINED", "gains", "training_curves",
     "attention_maps", "before_after", "example", "reply_rows",
     "answer_view", "design_view", "explorer_view", "refused",

@@ -164,7 +164,7 @@ def _stem(vlm: VLM, batch: Batch, drafts: list[list[int]], layers: set[int]) -> 
     hooks = [keep(layer) for layer in layers]
     hooks.append(text.register_forward_pre_hook(lambda module, args, kwargs: given.update(kwargs), with_kwargs=True))
     try:
-        out = vlm.model(**inputs, use_cache=True, logits_to_keep=W - S + 1)
+        out = vlm.model.model(**inputs, use_cache=True)
     finally:
         for hook in hooks:
             hook.remove()
@@ -172,10 +172,9 @@ def _stem(vlm: VLM, batch: Batch, drafts: list[list[int]], layers: set[int]) -> 
     if pictures is not None:
         counts = pictures.sum(1).tolist()
         deepstack = [list(added.split(counts)) for added in deepstack]
-    best, first = _unsuppressed(vlm, out.logits[:, :1]).topk(2)
-    lead = best[..., 0] - best[..., 1]
+    first, lead = _leading(vlm, out.last_hidden_state[:, S - 1 : S])
     mask, positions = inputs["attention_mask"], inputs["position_ids"]
-    return _Stem(S, mask, positions, entering, out.cache, first[..., 0], lead, deepstack, pictures)
+    return _Stem(S, mask, positions, entering, out.cache, first, lead, deepstack, pictures)
 
 
 # ---------------------------------------------------------------- verify
@@ -250,17 +249,22 @@ def _told(
             attention_mask=stem.mask.repeat_interleave(n, 0), cache=cache, use_cache=True,
             position_ids=stem.positions[..., begin:].repeat_interleave(n, -2), **more,
         ).last_hidden_state  # fmt: skip
-    best, token = _logits(vlm, out if behind else out[:, S - 1 :]).topk(2)
-    token, gaps = token[..., 0], best[..., 0] - best[..., 1]
+    token, gaps = _leading(vlm, out if behind else out[:, S - 1 :])
     return (torch.cat([first, token], 1), torch.cat([lead, gaps], 1), cache) if behind else (token, gaps, cache)
 
 
+def _leading(vlm: VLM, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The token with the largest logit behind each hidden state, int [R, T], and by how much it leads, float [R, T]."""
+    tokens, leads = [], []
+    for part in hidden.split(max(1, 512 // len(hidden)), 1):  # a vocabulary is large: 512 places take 0.3 GB
+        best, token = _logits(vlm, part).topk(2)
+        tokens.append(token[..., 0])
+        leads.append(best[..., 0] - best[..., 1])
+    return torch.cat(tokens, 1), torch.cat(leads, 1)
+
+
 def _logits(vlm: VLM, hidden: torch.Tensor) -> torch.Tensor:
-    return _unsuppressed(vlm, vlm.model.lm_head(hidden))
-
-
-def _unsuppressed(vlm: VLM, logits: torch.Tensor) -> torch.Tensor:
-    logits = logits.float()
+    logits = vlm.model.lm_head(hidden).float()
     if suppressed := vlm.model.generation_config.suppress_tokens:
         logits[..., suppressed] = -torch.inf
     return logits

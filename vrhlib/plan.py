@@ -43,9 +43,10 @@ LOWEST = {"qwen2.5-vl-7b": 14, "qwen3-vl-8b": 17, "internvl3-8b": 14, "internvl3
 TOLD = 0.6  # of the replies under an intervention, those that are the untouched model's; counted where runs are stored
 MEASURED = 60  # seconds on a GPU after which measured speed replaces the stated one
 
-# Keys and values (Qwen3-8B: 36 layers x 8 heads x 128 x 2 numbers of 2 bytes, 0.15 MB) and what a layer holds while it
-# reads (MLP: 3 x 18,944 numbers of 2 bytes, 0.11 MB), for every token of all sequences that run at once.
-TOKEN_GB = 0.3e-3
+# Keys and values (Qwen3-8B: 36 layers x 8 heads x 128 x 2 numbers of 2 bytes, 0.15 MB), what a layer holds while it
+# reads (MLP: 3 x 18,944 numbers of 2 bytes, 0.11 MB), and what is kept of the untouched model for its conditions (keys
+# and values again, and what enters some ten layers, 0.07 MB), for every token of all sequences that run at once.
+TOKEN_GB = 0.5e-3
 MOST_TOKENS = 3328  # of the cost table's picture; InternVL gives no more (12 tiles and a thumbnail), enlarged or not
 SPARE_GB = 6.0  # of disk, beside the downloads: scores of every variant take 1 to 2 MB a sample
 

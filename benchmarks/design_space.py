@@ -1,6 +1,6 @@
 """What all head scores cost beside one of them, and captured rows beside eager attention.
 
-    python -m benchmarks.design_space --n 32 --out design_space.csv
+    python -m benchmarks.design_space --n 16 --out design_space.csv
 
 The embedded models stand for the real ones in kind only: in a small model the language model is cheap, so everything
 that is done beside it weighs more.
@@ -127,7 +127,7 @@ def measured(vlm: VLM, n: int, tokens: int, rounds: int, batch_size: int = 8) ->
 
 def main() -> None:
     given = arguments(
-        __doc__, MODELS, n=(32, "scenes; an eighth of them for enlarged pictures"),
+        __doc__, MODELS, n=(16, "scenes; an eighth of them for enlarged pictures"),
         tokens=(800, "image tokens of an enlarged picture, at least"), batch_size=(8, "samples at once"),
     )  # fmt: skip
     rows = [

@@ -64,7 +64,7 @@ def test_a_run_is_noted_once_a_process_and_only_if_asked(noted, monkeypatch):
 CHANGES = {
     "revision changed": {"revision": "r2"},
     "prompt changed": {"prompt": ["Point at {text}."]},
-    "samples changed": {"samples": ("a", "b", "d")},
+    "other samples": {"samples": ("a", "b", "d")},
     "decoding changed": {"decoding": {"greedy": True, "max_new_tokens": 65}},
     "data changed": {"data": "hub/table@2 val"},
     "image limits changed": {"image_limits": {"size": 65}},

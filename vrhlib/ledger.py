@@ -62,10 +62,12 @@ def _differences(names: Sequence[str], before: Sequence[str], now: Sequence[str]
     for name, old, new in zip(names, map(json.loads, before), map(json.loads, now)):
         if old == new:
             continue
-        word = {"sample_set": "samples"}.get(name, name.replace("_", " "))
+        word = name.replace("_", " ")
         if name in ("versions", "code") and isinstance(old, dict):
             changed = [part for part in sorted(old | new) if old.get(part) != new.get(part)]
             told = "{0} {1} is {2} now" if name == "versions" else "{0} changed"
             yield from (told.format(part, old.get(part), new.get(part)) for part in changed)
+        elif name == "sample_set":
+            yield "other samples"
         else:
             yield f"{word} {old} is {new} now" if name in SHOWN else f"{word} changed"

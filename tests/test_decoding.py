@@ -222,6 +222,23 @@ def test_layers_below_the_lowest_that_is_touched_run_once_for_all_conditions(vlm
     assert rows[0] == [3] and rows[1] == [3, 3] and rows[2][:3] == [3, 3, 6]
 
 
+def test_the_last_layer_leaves_out_what_nobody_reads(vlm, batch):
+    drafts = [alone(vlm, s, None) for s in batch.samples]
+    seen = {"q": [], "k": [], "mlp": []}
+    last = vlm.layers[-1]
+    parts = {"q": last.self_attn.q_proj, "k": last.self_attn.k_proj, "mlp": last.mlp.gate_proj}
+    handles = [
+        part.register_forward_pre_hook(lambda module, args, name=name: seen[name].append(args[0].shape[1]))
+        for name, part in parts.items()
+    ]
+    generate(vlm, batch, [Ablation(SOME)], 6, drafts)
+    for handle in handles:
+        handle.remove()
+    behind, W = max(map(len, drafts)), batch.length - 1 + max(map(len, drafts))
+    assert seen["k"][:2] == [W, W], "the untouched model, and the condition"
+    assert seen["mlp"][:2] == [behind, behind], "the last row of the prompt, and the draft"
+
+
 def test_no_more_sequences_at_once_than_rows(vlm, batch):
     conditions = [Ablation(cut, phase=phase) for cut in SETS.values() for phase in PHASES]
     want = found(generate(vlm, batch, conditions), 3, 8)

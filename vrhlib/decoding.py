@@ -164,7 +164,8 @@ def _stem(vlm: VLM, batch: Batch, drafts: list[list[int]], layers: set[int]) -> 
     hooks = [keep(layer) for layer in layers]
     hooks.append(text.register_forward_pre_hook(lambda module, args, kwargs: given.update(kwargs), with_kwargs=True))
     try:
-        out = vlm.model.model(**inputs, use_cache=True)
+        with _read_from(vlm, S - 1):
+            out = vlm.model.model(**inputs, use_cache=True)
     finally:
         for hook in hooks:
             hook.remove()
@@ -243,7 +244,11 @@ def _told(
     targets = None
     if any(isinstance(condition, Steering) for condition in conditions):
         targets = segment_columns(batch).repeat_interleave(n, 0)
-    with _from(vlm, layer), ablate(vlm, conditions * len(batch), S, targets, layer):
+    with (
+        _from(vlm, layer),
+        _read_from(vlm, 0 if behind else S - 1),
+        ablate(vlm, conditions * len(batch), S, targets, layer),
+    ):
         out = text(
             inputs_embeds=stem.entering[layer][:, begin:].repeat_interleave(n, 0),
             attention_mask=stem.mask.repeat_interleave(n, 0), cache=cache, use_cache=True,
@@ -279,6 +284,28 @@ def _from(vlm: VLM, layer: int) -> Iterator[None]:
         yield
     finally:
         text.layers = every
+
+
+@contextmanager
+def _read_from(vlm: VLM, column: int) -> Iterator[None]:
+    """In the last layer only keys and values are needed of the columns before one, whose output nobody reads: what
+    makes queries, and what comes after the attention, leaves them out (zeros in their place)."""
+
+    def only(module, args):
+        return (args[0][:, column:],)
+
+    def whole(module, args, out):
+        return torch.nn.functional.pad(out, (0, 0, column, 0))
+
+    last = vlm.layers[-1]
+    parts = (last.self_attn.q_proj, last.self_attn.o_proj, last.mlp) if column else ()
+    hooks = [part.register_forward_pre_hook(only) for part in parts]
+    hooks += [part.register_forward_hook(whole) for part in parts]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _repeated(stem: _Stem, columns: int, copies: int, layer: int) -> DynamicCache:

@@ -448,12 +448,21 @@ def causal_sweep(
     `control_ks`; at the latter also with both kinds of controls (see `groups`), drawn for each k from outside the k
     heads that are cut."""
     frames, cut = [], {"vrh": heads, **others}
+    sets = [cut_groups(vlm, cut, sorted({*ks, *control_ks}))]
+    sets += [cut_groups(vlm, groups(heads.top(k), seeds), [k], "skip") for k in control_ks]
     for samples in tests:
+        beforehand(vlm, samples, [Ablation(chosen) for each in sets for chosen in each.values()], batch_size)
         frames.append(sweep_replies(vlm, samples, cut, sorted({*ks, *control_ks}), batch_size=batch_size))
         for k in control_ks:
             drawn = sweep_replies(vlm, samples, groups(heads.top(k), seeds), [k], batch_size=batch_size, short="skip")
             frames.append(drawn[~drawn.condition.isin(["unmasked", "vrh"])])
     return together(frames)
+
+
+def beforehand(vlm: VLM, samples: Samples, acting: Sequence[Intervention], batch_size: int) -> None:
+    """Compute what several sweeps of the same samples will ask for, in one go: the part that all conditions share with
+    the untouched model is then read once, not once a sweep."""
+    replies(vlm, samples, {UNMASKED: None} | {Condition(str(i)): a for i, a in enumerate(acting)}, batch_size)
 
 
 def cells(answers: pd.DataFrame, k: Mapping[str, int]) -> pd.DataFrame:
@@ -512,8 +521,11 @@ def sensitivity(
     ("–" for the unmasked model), and the change against the unmasked model with its interval (change, change_low,
     change_high). Groups with fewer heads are left out.
     """
-    means, tables = mean_outputs(vlm, seen, batch_size), []
-    for kind, phase in itertools.product(KINDS, PHASES):
+    means, tables, ways = mean_outputs(vlm, seen, batch_size), [], list(itertools.product(KINDS, PHASES))
+    cut = cut_groups(vlm, groups, [k], "skip").values()
+    acting = [Ablation(heads, *way, means if way[0] == "mean" else None) for way in ways for heads in cut]
+    beforehand(vlm, samples, acting, batch_size)
+    for kind, phase in ways:
         given = {"means": means} if kind == "mean" else {}
         answers = sweep_replies(vlm, samples, groups, [k], kind, phase, batch_size=batch_size, short="skip", **given)
         changes = paired_drops(answers, k).rename(columns={"low": "change_low", "high": "change_high"})

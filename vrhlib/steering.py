@@ -14,7 +14,7 @@ import pandas as pd
 
 from vrhlib.attention import Phase, Steering
 from vrhlib.boxes import Box
-from vrhlib.evaluate import UNMASKED, Condition, cut_groups, groups, replies, together
+from vrhlib.evaluate import UNMASKED, Condition, beforehand, cut_groups, groups, replies, together
 from vrhlib.heads import HeadSet
 from vrhlib.outcomes import IOU, UNREADABLE
 from vrhlib.samples import Sample, Samples, Segment
@@ -100,12 +100,17 @@ def sweep(
 
     Columns as of `steer`, with phase (– for the model left alone, once).
     """
-    parts = []
-    for phase, numbers in (("decode", ks), ("all", [k])):
+    parts, drawn = [], groups(heads.top(k), seeds)
+    ways = ("decode", ks), ("all", [k])
+    sets = [(phase, cut_groups(vlm, {"vrh": heads}, numbers, "skip")) for phase, numbers in ways]
+    sets += [(phase, cut_groups(vlm, drawn, [k], "skip")) for phase, _ in ways]
+    acting = [Steering(chosen, phase) for phase, each in sets for chosen in each.values()]
+    beforehand(vlm, samples, acting, batch_size)
+    for phase, numbers in ways:
         top = steer(vlm, samples, {"vrh": heads}, numbers, phase, batch_size)
-        drawn = steer(vlm, samples, groups(heads.top(k), seeds), [k], phase, batch_size)
-        known = drawn.condition.isin(["unmasked", *(["vrh"] if k in numbers else [])])
-        found = together([top, drawn[~known]]).assign(phase=phase)
+        others = steer(vlm, samples, drawn, [k], phase, batch_size)
+        known = others.condition.isin(["unmasked", *(["vrh"] if k in numbers else [])])
+        found = together([top, others[~known]]).assign(phase=phase)
         alone = found.condition == "unmasked"
         found.loc[alone, "phase"] = "–"
         parts.append(found[~alone] if parts else found)

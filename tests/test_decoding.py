@@ -12,6 +12,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.conftest import trace
 from tests.test_attention import GRID, SOME, heads, hooked, layer, zeroing
@@ -148,17 +150,23 @@ def test_suppressed_tokens_are_never_written(vlm, batch, monkeypatch):
     assert not set(unwanted) & set(got.ids.ravel().tolist())
 
 
+@pytest.mark.parametrize("stopping", [False, True])
 @pytest.mark.parametrize(
-    "draft", ["right", "wrong", "one token", "cut short", "too long", "of another condition", "one wrong token"]
-)
-def test_any_draft_gives_the_same_replies(vlm, batch, draft):
+    "draft",
+    ["right", "wrong", "one token", "cut short", "too long", "of another condition", "one wrong token", "nothing",
+     "pictures", "no tokens"],
+)  # fmt: skip
+def test_any_draft_gives_the_same_replies(vlm, batch, monkeypatch, draft, stopping):
+    if stopping:  # at a token that some replies hold, and drafts that were made for another stop token go on behind it
+        stop_at(vlm, monkeypatch, alone(vlm, batch.samples[0], None)[2])
     conditions = [Ablation(cut, phase=phase) for cut in SETS.values() for phase in PHASES]
     plain = [alone(vlm, s, None) for s in batch.samples]
     drafts = {
         "right": plain, "wrong": [[40 + b] * 6 for b in range(3)], "one token": [ids[:1] for ids in plain],
         "cut short": [ids[: 2 + b] for b, ids in enumerate(plain)], "too long": [ids + [40] * 30 for ids in plain],
         "of another condition": [alone(vlm, s, SOME) for s in batch.samples],
-        "one wrong token": [[40]] * 3,
+        "one wrong token": [[40]] * 3, "nothing": [[]] * 3,
+        "pictures": [[ids[0], vlm.model.config.image_token_id, 40] for ids in plain], "no tokens": [[10**6, -3]] * 3,
     }[draft]  # fmt: skip
     got = generate(vlm, batch, conditions, drafts=drafts)
     assert found(got, 3, len(conditions)) == one_by_one(vlm, batch, conditions)
@@ -176,7 +184,8 @@ def test_questions_in_text_alone(vlm):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_condition_that_changes_nothing_is_told_by_one_pass(vlm, batch, idle, phase):
+def test_a_condition_that_changes_nothing_is_told_by_one_pass(vlm, batch, idle, monkeypatch, phase):
+    monkeypatch.setattr(decoding, "FEW", 0)
     idle([*SOME, *MIDDLE, *LATE])
     drafts = [alone(vlm, s, None) for s in batch.samples]
     with passes(vlm) as ran:
@@ -206,7 +215,8 @@ def test_only_what_left_its_draft_is_decoded_and_only_from_there(vlm, batch, idl
     assert {rows for rows, _ in steps} <= {1, 2, 3}, "of six sequences three left their draft"
 
 
-def test_layers_below_the_lowest_that_is_touched_run_once_for_all_conditions(vlm, batch, idle):
+def test_layers_below_the_lowest_that_is_touched_run_once_for_all_conditions(vlm, batch, idle, monkeypatch):
+    monkeypatch.setattr(decoding, "FEW", 0)
     idle([*MIDDLE, *LATE])
     rows = {i: [] for i in range(3)}
     handles = [
@@ -220,6 +230,35 @@ def test_layers_below_the_lowest_that_is_touched_run_once_for_all_conditions(vlm
     for handle in handles:
         handle.remove()
     assert rows[0] == [3] and rows[1] == [3, 3] and rows[2][:3] == [3, 3, 6]
+
+
+def test_small_passes_of_different_lowest_layers_are_one(vlm, batch):
+    conditions = [Ablation(LATE), Ablation(SOME), Ablation(MIDDLE), Ablation(LATE, phase="decode")]
+    drafts = [alone(vlm, s, None) for s in batch.samples]
+    with passes(vlm) as ran:
+        got = generate(vlm, batch, conditions, drafts=drafts)
+    assert [rows for rows, _ in ran[:3]] == [3, 3 * 3, 3 * 1], "the untouched model; three in one pass; phase decode"
+    assert found(got, 3, 4) == one_by_one(vlm, batch, conditions)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["all", "decode"]), st.integers(0, 5)), min_size=1, max_size=30),
+    st.integers(1, 40), st.integers(0, 30), st.integers(1, 300), st.integers(0, 900),
+)  # fmt: skip
+def test_every_condition_is_verified_once_from_no_higher_than_its_lowest_layer(starts, width, behind, more, few):
+    starts, whole = dict(enumerate(starts)), behind + more
+    order = sorted(starts, key=lambda c: starts[c])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "FEW", few)
+        parts = list(decoding._parts(order, starts, behind, whole, width))
+    assert [c for part, *_ in parts for c in part] == order
+    for part, phase, lowest in parts:
+        assert len(part) <= width and {starts[c][0] for c in part} == {phase}
+        assert lowest == min(starts[c][1] for c in part)
+        size = behind if phase == "decode" else whole
+        first = [c for c in part if starts[c][1] != lowest]
+        if first:  # others joined only as long as the pass was small
+            assert part.index(first[0]) * size < few or few == 0 and not first
 
 
 def test_the_last_layer_leaves_out_what_nobody_reads(vlm, batch):
@@ -282,6 +321,44 @@ def test_a_reply_near_a_tie_is_decoded_plainly(vlm, batch, monkeypatch):
     got = generate(vlm, batch, conditions)
     assert found(got, 3, 2) == want and not got.drafted.any()
     assert plainly == [[None], [conditions[0]], [conditions[1]]]
+
+
+def test_a_tie_while_decoding_on_is_decoded_plainly_too(vlm, batch, monkeypatch):
+    """Verified tokens lead clearly, a later one does not: that reply, and no other, is decoded plainly."""
+    conditions = [Ablation(SOME), Ablation(MIDDLE)]
+    want = found(generate(vlm, batch, conditions), 3, 2)
+    leading, plain, calls, again = decoding._leading, attention.generate, [], []
+
+    def tied(vlm, hidden):
+        token, lead = leading(vlm, hidden)
+        if hidden.shape[1] == 1 and len(hidden) > 3:  # a step of decoding, and not the first token of the stem
+            calls.append(len(hidden))
+            lead[0] = 0
+        return token, lead
+
+    def counted(vlm, batch, conditions=(None,), *more, **named):
+        again.append(list(conditions))
+        return plain(vlm, batch, conditions, *more, **named)
+
+    monkeypatch.setattr(decoding, "_leading", tied)
+    monkeypatch.setattr(attention, "generate", counted)
+    assert found(generate(vlm, batch, conditions), 3, 2) == want
+    assert calls and again[0] == [None] and 1 <= len(again[1:]) <= 2 and again[1] != [None]
+
+
+def test_in_half_precision_the_verifying_pass_decides(vlm, batch, monkeypatch):
+    before = vlm.model
+    vlm.model = copy.deepcopy(before).to(torch.bfloat16)
+    try:
+        batch.tensors = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in batch.tensors.items()}
+        monkeypatch.setattr(decoding, "TIE", 1e9)
+        conditions = [None, Ablation(LATE), Ablation(SOME, phase="decode")]
+        got = generate(vlm, batch, conditions)
+        assert np.array_equal(got.ids, generate(vlm, batch, conditions).ids)
+        assert got.ids[:, 0].tolist() == attention.generate(vlm, batch)[:, 0].tolist()
+        assert got.drafted[:, 1:].any(), "nothing was left to the plain loop"
+    finally:
+        vlm.model = before
 
 
 def test_strict_decodes_everything_plainly(vlm, batch, monkeypatch):

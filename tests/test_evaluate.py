@@ -32,6 +32,7 @@ from vrhlib.samples import Lost, Sample, Samples
 from vrhlib.stats import paired_difference
 
 pytestmark = pytest.mark.usefixtures("root")
+GENERATE = decoding.generate
 GRID = (3, 8)
 RANKED = HeadSet(tuple(Head(*p) for p in [(1, 5), (0, 1), (2, 7), (1, 0)]), GRID, "VRH")
 # Five of the eight heads of layer 0: the other three can stand for three of them.
@@ -52,9 +53,9 @@ def calls(monkeypatch):
 
     def counted(vlm, batch, conditions, limit, drafts):
         seen.append(([s.id for s in batch.samples], len(conditions)))
-        return decoding.generate(vlm, batch, conditions, limit, drafts)
+        return GENERATE(vlm, batch, conditions, limit, drafts)
 
-    monkeypatch.setattr(evaluate, "generate", counted)
+    monkeypatch.setattr(decoding, "generate", counted)
     return seen
 
 
@@ -70,7 +71,7 @@ def scripted(monkeypatch):
             ids = np.array([[ids + [-1] * (width - len(ids)) for ids in row] for row in rows])
             return decoding.Replies(ids, np.zeros(ids.shape[:2], int))
 
-        monkeypatch.setattr(evaluate, "generate", fake)
+        monkeypatch.setattr(decoding, "generate", fake)
 
     return install
 
@@ -268,9 +269,9 @@ def test_an_interrupted_run_keeps_what_was_finished(vlm, samples, monkeypatch):
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append([s.id for s in batch.samples])
-        return decoding.generate(vlm, batch, conditions)
+        return GENERATE(vlm, batch, conditions)
 
-    monkeypatch.setattr(evaluate, "generate", dies_at_the_third_batch)
+    monkeypatch.setattr(decoding, "generate", dies_at_the_third_batch)
     with pytest.raises(KeyboardInterrupt):
         replies(vlm, samples, conditions(), batch_size=2)
     done.clear()
@@ -690,8 +691,8 @@ def test_a_causal_sweep_cuts_other_lists_beside_the_heads(vlm, samples, scripted
 
 @one_class
 def test_the_blind_reader_is_asked_the_same_about_grey(vlm, samples, monkeypatch):
-    seen, whole = [], decoding.generate
-    monkeypatch.setattr(evaluate, "generate", lambda vlm, batch, *a: seen.append(batch) or whole(vlm, batch, *a))
+    seen, whole = [], GENERATE
+    monkeypatch.setattr(decoding, "generate", lambda vlm, batch, *a: seen.append(batch) or whole(vlm, batch, *a))
     frame = evaluate.blind(vlm, [samples])
     (batch,) = seen
     assert all(np.asarray(s.image).min() == np.asarray(s.image).max() == 128 for s in batch.samples)
@@ -798,7 +799,7 @@ def test_every_kind_and_phase_of_masking_is_measured(vlm, samples, monkeypatch):
         return frames[kind, phase]
 
     def first_tokens(vlm, batch, conditions, limit, drafts):
-        got = decoding.generate(vlm, batch, conditions, limit, drafts)
+        got = GENERATE(vlm, batch, conditions, limit, drafts)
         for i, sample in enumerate(batch.samples):
             for c, tokens in zip(conditions, got.ids[i]):
                 at = ("none", "none", "") if c is None else (c.kind, c.phase, cut_of(c.heads))
@@ -807,7 +808,7 @@ def test_every_kind_and_phase_of_masking_is_measured(vlm, samples, monkeypatch):
 
     monkeypatch.setattr(evaluate, "judged", by_chance)
     monkeypatch.setattr(evaluate, "sweep_replies", noted)
-    monkeypatch.setattr(evaluate, "generate", first_tokens)
+    monkeypatch.setattr(decoding, "generate", first_tokens)
     shown = Samples("noise", "test", tiny.samples((100, 60), (70, 150), (130, 70), (64, 90), (90, 90)))
     groups = {"vrh": RANKED, "random 0": RANKED.controls(4, 0), "short": RANKED.top(2)}
     table = evaluate.sensitivity(vlm, shown, groups, 4, samples[:2], batch_size=5)
@@ -1125,9 +1126,9 @@ def test_a_benchmark_may_allow_longer_replies(vlm, samples, monkeypatch):
 
     def counted(vlm, batch, conditions, limit, drafts):
         limits.append(limit)
-        return decoding.generate(vlm, batch, conditions, limit, drafts)
+        return GENERATE(vlm, batch, conditions, limit, drafts)
 
-    monkeypatch.setattr(evaluate, "generate", counted)
+    monkeypatch.setattr(decoding, "generate", counted)
     longer = Samples("noise", "test", list(samples), max_new_tokens=9)
     replies(vlm, longer[:2], {UNMASKED: None})
     replies(vlm, samples[:2], {UNMASKED: None})

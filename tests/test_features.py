@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -145,19 +146,65 @@ def test_a_limit_that_is_no_size_is_refused(monkeypatch, text):
         features.limit_gb()
 
 
-def test_the_next_batch_is_prepared_by_a_thread_where_that_helps(vlm, monkeypatch):
-    one, two = tiny.samples((100, 60), (56, 56)), tiny.samples((70, 150))
-    vlm.soon(one)
-    assert not vlm._begun, "on a CPU it would only take turns with the model"
+def test_batches_are_prepared_by_a_thread_while_the_model_runs_each_once(vlm, monkeypatch):
+    """The loop of a sweep, word for word."""
+    chunks = [
+        tiny.samples((100, 60), (56, 56)),
+        tiny.samples((70, 150))[:1],
+        tiny.samples((56, 112), (64, 64), (90, 90)),
+    ]
+    chunks = [[dataclasses.replace(s, id=f"{i} {s.id}") for s in chunk] for i, chunk in enumerate(chunks)]
+    want = [vlm.prepare(chunk) for chunk in chunks]
+    prepared, real = [], VLM._prepared
+
+    def noted(self, samples):
+        prepared.append((threading.current_thread() is threading.main_thread(), [s.id for s in samples]))
+        return real(self, samples)
+
+    monkeypatch.setattr(VLM, "_prepared", noted)
+    for chunk, then in zip(chunks, [*chunks[1:], None]):
+        vlm.soon(chunk)
+        vlm.soon(then)
+        vlm.prepare(chunk)
+    assert [main for main, _ in prepared] == [True] * 3 and not vlm._begun, "on a CPU it would only take turns"
+    prepared.clear()
     monkeypatch.setattr(VLM, "threaded", True)
-    want = vlm.prepare(one)
+    for chunk, then, whole in zip(chunks, [*chunks[1:], None], want):
+        vlm.soon(chunk)
+        vlm.soon(then)
+        got = vlm.prepare(chunk)
+        assert all(torch.equal(got.tensors[k], whole.tensors[k]) for k in whole.tensors)
+    assert prepared == [(False, [s.id for s in chunk]) for chunk in chunks] and not vlm._begun
+
+
+def test_a_batch_that_is_cut_otherwise_or_asks_otherwise_is_prepared_again(vlm, monkeypatch):
+    monkeypatch.setattr(VLM, "threaded", True)
+    one = tiny.samples((100, 60), (56, 56))
     vlm.soon(one)
-    vlm.soon(two)
-    begun = dict(vlm._begun)
-    got = vlm.prepare(one)
-    assert got is begun[tuple(s.id for s in one)].result()
-    assert all(torch.equal(got.tensors[k], want.tensors[k]) for k in want.tensors)
-    assert [s.id for s in vlm.prepare(one[:1]).samples] == [one[0].id] and not vlm._begun, "cut otherwise: begun again"
+    assert [s.id for s in vlm.prepare(one[:1]).samples] == [one[0].id]
     renamed = [dataclasses.replace(s, text="another") for s in one]
-    vlm.soon(one)
     assert vlm.prepare(renamed).samples == renamed, "of the same name, and another question"
+    vlm.rows = 1  # fewer sequences at once: the first piece is what will be asked for
+    vlm.soon(one)
+    assert list(vlm._begun) == [(one[0].id,)]
+    for i in range(4):
+        vlm.soon([dataclasses.replace(one[0], id=str(i))])
+    assert len(vlm._begun) <= 2, "what is never asked for does not pile up"
+
+
+def test_the_thread_has_a_tokenizer_of_its_own(vlm, monkeypatch):
+    monkeypatch.setattr(VLM, "threaded", True)
+    vlm.soon(tiny.samples())
+    assert vlm._aside[0].processor is not vlm.processor and vlm._aside[0].tokenizer is not vlm.tokenizer
+    assert vlm._aside[0].model is vlm.model
+    vlm.prepare(tiny.samples())
+
+
+def test_features_of_another_number_of_tokens_are_not_used(vlm, looks, root, monkeypatch):
+    monkeypatch.setenv("VRHLIB_FEATURES_GB", "1")
+    sample = tiny.samples((56, 56))
+    want = vlm.see(vlm.prepare(sample)).features
+    (path,) = (root / "data/runs/nano/features").glob("*.safetensors")
+    features.save("nano", path.stem, tuple(v[..., :1, :] for v in want[0]))
+    looks.clear()
+    assert same(vlm.see(vlm.prepare(sample)).features, want) and len(looks) == 1

@@ -294,6 +294,14 @@ def maps(seed: int) -> dict:
     return {"all": np.random.default_rng(seed).random(24), "top": np.eye(24)[8]}
 
 
+def measured_ratios() -> pd.DataFrame:
+    bars = [("ratio", "a / b", None, r, 0.9 * r, 1.1 * r, t, m) for r, t, m in
+            ((1.04, "<= 1.1", "yes"), (4.0, ">= 5", "no"), (0.08, "<= 0.1", "yes"), (1.5, "", ""))]  # fmt: skip
+    grown = [("growth", axis, x, x**e, x**e, x**e, "", "") for axis, e in (("samples", 1), ("conditions", 0.4))
+             for x in (1, 2, 4)]  # fmt: skip
+    return pd.DataFrame(bars + grown, columns=["panel", "measure", "x", "ratio", "low", "high", "target", "met"])
+
+
 EVERY = {
     "head_map": lambda: figures.head_map(SCORES, SCORES.top(3)),
     "head_maps": lambda: figures.head_maps(
@@ -334,6 +342,7 @@ EVERY = {
     "gains": lambda: figures.gains(trained()),
     "training_curves": lambda: figures.training_curves(training_log()),
     "score_changes": lambda: figures.score_changes(changed_scores()),
+    "performance": lambda: figures.performance(measured_ratios()),
 }
 # The same drawings at other sizes: one of everything, long names, what is missing.
 ONE_QUESTION = [("how many cats are there?", IMAGE, None, GRID, maps(0))]

@@ -50,7 +50,7 @@ ALLOWED = BELOW | {
     **{f"widgets.{name}": SHOWN | {"figures", "widgets.view", "widgets.canvases"} for name in VIEWS},
     "page": {name for name in MODULES if name not in ("notebooks", "plan", "page")},  # a script on top of all
     "plan": {"store", "profiles", "hub", "benchmarks", "methods", "training"},  # no model
-    "jobs": set(),
+    "jobs": {"ledger"},
     "uptodate": {"store"},
     "notebooks": {"store", "profiles", "plan", "jobs", "uptodate", "sweep"},
     "nano.scenes": set(),

@@ -59,7 +59,8 @@ def test_a_kernel_that_dies_fails_its_notebook_and_the_others_run(root, capsys, 
     monkeypatch.setattr(notebooks, "cores", lambda: 6)
     write_notebook(root, "01_short", "import os\nprint('threads', os.environ['OMP_NUM_THREADS'])")
     write_notebook(root, "02_dies", CHILD + PROGRESS + "os.kill(os.getpid(), 9)", vrhlib={"cost": {"nano": "2 min"}})
-    note = 'import os\nopen(os.environ[\'VRHLIB_LEDGER\'], \'a\').write(\'{"state": "new", "why": "never run"}\\n\')'
+    said = entry("new", "never run")
+    note = f"import os\nopen(os.environ['VRHLIB_LEDGER'], 'a').write({said!r})"
     write_notebook(root, "03_long", note, vrhlib={"cost": {"nano": "1 h, 1 GiB"}})
     assert notebooks.main(["run", "--jobs", "2", "K=3"]) == 1
     out, err = capsys.readouterr()
@@ -73,7 +74,10 @@ def test_a_kernel_that_dies_fails_its_notebook_and_the_others_run(root, capsys, 
         ["02_dies", "FAILED"],
         ["03_long", "ok"],
     ], "in the notebooks' order"
-    assert "[03] stored results: 0 runs reused, 0 resumed, 1 new (1: never run)" in lines
+    assert (
+        "[03] stored results: 0 runs reused, 0 resumed, 1 new (1: never run); not reused: 1: toy on scenes test"
+        in lines
+    )
     assert "[01] stored results" not in out
     died = "DeadKernelError: Kernel died: it was ended by SIGKILL (often: out of memory); the last it said: test  4/9"
     assert f"\n02_dies failed: {died}\n" in err and "[02] FAILED after" in out and died in out
@@ -173,41 +177,41 @@ def test_how_a_process_ended_is_said_as_far_as_it_is_known(code, words):
 # ---- the ledger
 
 
+def entry(state: str, why: str = "", model: str = "toy", benchmark: str = "scenes test") -> str:
+    facts = {"task": "replies", "model": model, "benchmark": benchmark, "state": state, "had": 0, "of": 9, "why": why}
+    return json.dumps(facts) + "\n"
+
+
 def test_reused_runs_are_counted_and_the_others_explained(tmp_path):
-    ledger = tmp_path / "ledger.jsonl"
-    assert jobs.reuse(ledger) == ""
+    file = tmp_path / "ledger.jsonl"
+    assert jobs.reuse(file) == ""
     entries = [("reused", "", 312), ("resumed", "interrupted", 4), ("new", "never run before", 18), ("new", "a.py", 2)]
-    lines = [json.dumps({"state": state, "why": why, "had": 0}) for state, why, n in entries for _ in range(n)]
-    ledger.write_text("\n".join(lines))
-    assert jobs.reuse(ledger) == (
-        "stored results: 312 runs reused, 4 resumed, 20 new (18: never run before; 4: interrupted; 2: a.py)"
+    lines = [entry(state, why) for state, why, n in entries for _ in range(n)]
+    file.write_text("".join(lines))
+    assert jobs.reuse(file) == (
+        "stored results: 312 runs reused, 4 resumed, 20 new (18: never run before; 4: interrupted; 2: a.py); "
+        "not reused: 24: toy on scenes test"
     )
-    more = [json.dumps({"state": "new", "why": f"reason\n{n}"}) for n in range(3)]
-    ledger.write_text("\n".join(lines + more))
-    assert jobs.reuse(ledger).endswith("23 new (18: never run before; 4: interrupted; 2: a.py; 1: reason 0; "
-                                       "... and 2 more reasons)")  # fmt: skip
+    more = [entry("new", f"reason\n{n}", benchmark=f"b{n} test") for n in range(4)]
+    file.write_text("".join(lines + more))
+    assert "24 new (18: never run before; 4: interrupted; 2: a.py; 1: reason 0; ... and 3 more reasons)" in jobs.reuse(
+        file
+    )
+    assert jobs.reuse(file).endswith(
+        "not reused: 24: toy on scenes test; 1: toy on b0 test; 1: toy on b1 test; 1: toy on b2 test; "
+        "... and 1 more set"
+    )
 
 
 def test_what_is_no_line_of_a_ledger_counts_as_absent(tmp_path):
-    ledger = tmp_path / "ledger.jsonl"
-    bad = [
-        "",
-        "{",
-        "[]",
-        "3",
-        "null",
-        '"new"',
-        "{}",
-        '{"state": "old"}',
-        '{"state": ["new"]}',
-        '{"state": "new", "why": 3}',
-    ]
-    ledger.write_bytes(
-        "\n".join(bad).encode() + b'\n\xff\xfe\n{"state": "reused"}\n{"state": "new", "why": null}\n{"sta'
+    file = tmp_path / "ledger.jsonl"
+    bad = ["", "{", "[]", "3", "null", '"new"', "{}", '{"state": "old"}', '{"state": "new", "why": 3}', entry("old")]
+    file.write_bytes(
+        "\n".join(bad).encode() + b"\n\xff\xfe\n" + entry("reused").encode() + entry("new").encode() + b'{"sta'
     )
-    assert jobs.reuse(ledger) == "stored results: 1 run reused, 0 resumed, 1 new"
-    ledger.write_text("{")
-    assert jobs.reuse(ledger) == "" == jobs.reuse(tmp_path)
+    assert jobs.reuse(file) == "stored results: 1 run reused, 0 resumed, 1 new; not reused: 1: toy on scenes test"
+    file.write_text("{")
+    assert jobs.reuse(file) == "" == jobs.reuse(tmp_path)
 
 
 # ---- a cluster, and decoding plainly

@@ -4,6 +4,7 @@ on one folder, and by two workers of a cluster of which one dies.
 The models are tiny and random; the pictures noise. What is compared is the CSV, byte by byte.
 """
 
+import dataclasses
 import io
 import json
 import os
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from tests import tiny
-from vrhlib import evaluate, store
+from vrhlib import decoding, evaluate, store
 from vrhlib.attention import Ablation
 from vrhlib.evaluate import UNMASKED, Condition, replies
 from vrhlib.heads import Head, HeadSet
@@ -77,7 +79,7 @@ def records(root: Path) -> list[tuple]:
 def test_killed_at_twenty_random_moments(model, wanted, tmp_path, monkeypatch):
     """A fork a try, so that the model is read once; from an empty store again whenever it came to its end. What is
     computed is counted in a file that survives."""
-    vlm, generate = load_vlm(model, device="cpu"), evaluate.generate
+    vlm, generate = load_vlm(model, device="cpu"), decoding.generate
 
     def counted(vlm, batch, conditions, limit, drafts):
         got = generate(vlm, batch, conditions, limit, drafts)
@@ -85,7 +87,7 @@ def test_killed_at_twenty_random_moments(model, wanted, tmp_path, monkeypatch):
             file.writelines(f"{s.id} {len(conditions)}\n" for s in batch.samples)
         return got
 
-    monkeypatch.setattr(evaluate, "generate", counted)
+    monkeypatch.setattr(decoding, "generate", counted)
     monkeypatch.setattr(evaluate, "SHARD", SHARD)
 
     def attempt(seconds: float | None = None) -> bool:
@@ -157,3 +159,57 @@ def test_two_workers_of_which_one_is_killed(model, wanted, tmp_path, monkeypatch
     assert (tmp_path / "out.csv").read_bytes() == wanted
     found = records(tmp_path)
     assert len(found) == len(set(found)) == len(CONDITIONS) * len(ASKED)
+
+
+@pytest.fixture
+def vlm(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+    return load_vlm(model, device="cpu")
+
+
+def test_what_a_worker_could_not_load_by_name_stays_here(vlm):
+    assert evaluate._sendable(vlm)
+    assert not evaluate._sendable(dataclasses.replace(vlm, revision=f"{vlm.revision}+policy")), "it was trained here"
+    assert not evaluate._sendable(dataclasses.replace(vlm, name="of no folder"))
+    vlm.model.to(torch.bfloat16)
+    assert not evaluate._sendable(vlm), "a worker would load it in float32"
+
+
+@pytest.mark.parametrize("change", ["strict", "dtype"])
+def test_a_worker_that_would_store_under_other_keys_says_so_before_it_computes(vlm, model, monkeypatch, change):
+    shard = ASKED[:2]
+    keys = sorted(run.digest for run in evaluate._runs(vlm, shard, CONDITIONS, 2).values())
+    monkeypatch.setattr(evaluate, "_computed", lambda *_: None)
+    evaluate._cell((model, ()), keys, shard, CONDITIONS, 2)
+    monkeypatch.setattr(evaluate, "_computed", lambda *_: pytest.fail("it computed"))
+    if change == "strict":
+        monkeypatch.setenv("VRHLIB_STRICT", "1")
+    else:
+        monkeypatch.setattr(type(vlm.model), "dtype", torch.bfloat16)
+    with pytest.raises(RuntimeError, match="under other keys.*Start workers and command"):
+        evaluate._cell((model, ()), keys, shard, CONDITIONS, 2)
+
+
+def test_nothing_is_sent_where_all_is_stored(vlm, monkeypatch):
+    want = replies(vlm, ASKED[:3], CONDITIONS, batch_size=2)
+    monkeypatch.setattr(evaluate.sweep, "client", lambda: object())
+    monkeypatch.setattr(evaluate.sweep, "mapped", lambda *_: pytest.fail("it was sent"))
+    pd.testing.assert_frame_equal(replies(vlm, ASKED[:3], CONDITIONS, batch_size=2), want)
+    with pytest.raises(pytest.fail.Exception, match="it was sent"):
+        replies(vlm, ASKED[:4], CONDITIONS, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("text", 5), ("finished", "yes"), ("resized", [1]), ("resized", ["a", 1]), ("tokens", None), ("ids", [1.5]),
+     ("drafted", True)],
+)  # fmt: skip
+def test_a_stored_line_that_holds_no_reply_is_an_error_that_names_it(vlm, field, value):
+    frame = replies(vlm, ASKED[:3], {UNMASKED: None}, batch_size=2)
+    (digest,) = frame.attrs["runs"]
+    path = store.runs_dir("nano") / f"{digest}.jsonl"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(first) | {field: value}), *rest]) + "\n")
+    name = json.loads(first)["id"]
+    with pytest.raises(store.CorruptRun, match=f"{digest}.jsonl: the line of sample '{name}'.*Delete that line"):
+        replies(vlm, ASKED[:3], {UNMASKED: None}, batch_size=2)

@@ -273,7 +273,7 @@ def test_a_manifest_names_the_digest_of_every_file_of_code(path):
 def test_files_that_are_not_ours_are_named_once_and_passed_over(folder, capsys):
     finished(RUN)
     for name in ("0123456789abcdef.jsonl.bad", "speed.json", "speed.lock", "notebooks.json", "notebooks.json.lock",
-                 ".x.json.71.tmp"):  # fmt: skip
+                 ".x.json.0071beef.tmp"):  # fmt: skip
         (folder / name).write_text("{}")
     (folder / "features").mkdir()
     (folder / "policies").mkdir()

@@ -19,21 +19,23 @@ everything is decoded plainly.
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from vrhlib import attention
+from vrhlib import attention, store
 from vrhlib.attention import Intervention, Steering, ablate, prompt_positions, segment_columns, with_replies
+from vrhlib.samples import Samples
 from vrhlib.vlm import VLM, Batch
 
 TIE = 1e-3  # of logits, in float32: rounding moves them by about 1e-5
+FEW = 2048  # tokens; a pass of fewer takes nearly as long
 PLAIN = (
     "_from_model_config", "assistant_confidence_threshold", "assistant_lookbehind", "bos_token_id", "do_sample",
     "eos_token_id", "max_length", "max_new_tokens", "num_assistant_tokens", "num_assistant_tokens_schedule",
@@ -87,7 +89,7 @@ def generate(
         vlm.running = max(vlm.running, len(batch))
         drafts = _trimmed(attention.generate(vlm, batch, max_new_tokens=limit)[:, 0])
         read, written = float(len(batch) * batch.length), sum(map(len, drafts))
-    drafts = [list(draft)[:limit] for draft in drafts]
+    drafts = [_usable(vlm, draft, limit) for draft in drafts]
     found = {(b, c): (drafts[b], 0) for b in samples for c in range(len(conditions)) if c not in acting}
     if acting:
         told, more = _verified(vlm, batch, acting, drafts, limit)
@@ -98,6 +100,20 @@ def generate(
     for (b, c), (reply, kept) in found.items():
         ids[b, c, : len(reply)], drafted[b, c] = reply, kept
     return Replies(ids, drafted, read, written)
+
+
+def _usable(vlm: VLM, draft: Sequence[int], limit: int) -> list[int]:
+    """As much of a draft as a reply could be: up to its first stop token, and to what cannot be read again."""
+    config = vlm.model.config
+    size, pictures = vlm.model.lm_head.weight.shape[0], (config.image_token_id, getattr(config, "video_token_id", None))
+    found: list[int] = []
+    for token in draft[:limit]:
+        if not 0 <= token < size or token in pictures:
+            break
+        found.append(token)
+        if token in vlm.stop_ids:
+            break
+    return found or [min(vlm.stop_ids)]
 
 
 def _plainly(vlm: VLM, batch: Batch, conditions: Sequence, limit: int) -> Replies:
@@ -200,29 +216,52 @@ def _verified(
     """(sample, condition) to its reply and how much of it was drafted; and how many tokens were read for it."""
     starts = {c: (condition.phase, int(min(h.layer for h in condition.heads))) for c, condition in conditions.items()}
     order = sorted(conditions, key=lambda c: starts[c])
-    stem = _stem(vlm, batch, drafts, {layer for _, layer in starts.values()})
-    B, W, found, waiting, doubtful = len(batch), stem.mask.shape[1], {}, [], set()
-    width, read = max(1, vlm.rows // B), float(B * W)
-    for (phase, layer), group in itertools.groupby(order, key=lambda c: starts[c]):
-        group = list(group)
-        columns = W - stem.length if phase == "decode" else W
-        read += B * len(group) * columns * (1 - layer / vlm.grid[0])
-        for i in range(0, len(group), width):
-            part = group[i : i + width]
-            if sum(len(w.at) for w in waiting) + B * len(part) > vlm.rows:  # no more than fit beside this pass
-                found |= _decoded(vlm, batch, waiting, limit)
-            vlm.running = max(vlm.running, B * len(part))
-            told = _told(vlm, batch, stem, [conditions[c] for c in part], phase, layer)
-            left, done, doubts = _compared(vlm, stem, part, conditions, drafts, limit, layer, *told)
-            found |= done
-            doubtful |= doubts
-            waiting += [left] if left else []
-    found |= _decoded(vlm, batch, waiting, limit)
+    B, S, W = len(batch), batch.length, batch.length + max(map(len, drafts)) - 1
+    parts = list(_parts(order, starts, B * (W - S), B * W, max(1, vlm.rows // B)))
+    vlm.running = max(vlm.running, B)
+    stem = _stem(vlm, batch, drafts, {layer for *_, layer in parts})
+    found, waiting, doubtful, read = {}, [], set(), float(B * W)
+    for part, phase, layer in parts:
+        columns = W - S if phase == "decode" else W
+        read += B * len(part) * columns * (1 - layer / vlm.grid[0])
+        if sum(len(w.at) for w in waiting) + B * len(part) > vlm.rows:  # no more than fit beside this pass
+            done, doubts = _decoded(vlm, batch, waiting, limit)
+            found, doubtful = found | done, doubtful | doubts
+        vlm.running = max(vlm.running, B * len(part))
+        told = _told(vlm, batch, stem, [conditions[c] for c in part], phase, layer)
+        left, done, doubts = _compared(vlm, stem, part, conditions, drafts, limit, layer, *told)
+        found |= done
+        doubtful |= doubts
+        waiting += [left] if left else []
+        del told, left  # whose memory decoding needs
+    del stem
+    done, doubts = _decoded(vlm, batch, waiting, limit)
+    found, doubtful = found | done, doubtful | doubts
     for c in sorted({c for _, c in doubtful}):
         again = _trimmed(attention.generate(vlm, batch, [conditions[c]], limit)[:, 0])
         found |= {(b, c): (again[b], 0) for b in range(B) if (b, c) in doubtful}
         read += B * batch.length
     return found, read
+
+
+def _parts(
+    order: Sequence[int], starts: Mapping[int, tuple[str, int]], behind: int, whole: int, width: int
+) -> Iterator[tuple[list[int], str, int]]:
+    """Conditions that are verified in one pass, at most `width`, and where it starts: those of one lowest layer, or of
+    several where each alone would be a pass of less than FEW tokens. `behind`, `whole`: tokens of a condition in phase
+    decode, and else."""
+    part: list[int] = []
+    for c in order:
+        phase, layer = starts[c]
+        if part:
+            before, lowest = starts[part[0]]
+            small = len(part) * (behind if phase == "decode" else whole) < FEW
+            if phase != before or len(part) == width or (layer != lowest and not small):
+                yield part, before, lowest
+                part = []
+        part.append(c)
+    if part:
+        yield part, *starts[part[0]]
 
 
 def _told(
@@ -335,7 +374,7 @@ def _compared(
 ) -> tuple[_Open | None, dict, set]:  # fmt: skip
     """What has to be decoded on, what is finished, and what is too near a tie to be told here; the last three arguments
     as `_told` returns them."""
-    tie = TIE if vlm.model.dtype == torch.float32 else 0.0
+    tie = _tie(vlm)
     done, doubtful, rows, at, written, kept = {}, set(), [], [], [], []
     for row, (said, gaps) in enumerate(zip(token.tolist(), lead.tolist())):
         (b, c), draft = (row // len(part), part[row % len(part)]), drafts[row // len(part)]
@@ -364,26 +403,32 @@ def _compared(
     return _Open(at, [conditions[c] for _, c in at], written, kept, mask, position, states), done, doubtful
 
 
+def _tie(vlm: VLM) -> float:
+    """By how much a token has to lead; see the module's rule."""
+    return TIE if vlm.model.dtype == torch.float32 else 0.0
+
+
 # ---------------------------------------------------------------- decode
 
 
-def _decoded(vlm: VLM, batch: Batch, waiting: list[_Open], limit: int) -> dict:
-    """Replies of all sequences that wait, by (sample, condition), and how much of each was drafted."""
+def _decoded(vlm: VLM, batch: Batch, waiting: list[_Open], limit: int) -> tuple[dict, set]:
+    """Replies of all sequences that wait, by (sample, condition), and how much of each was drafted; and those that came
+    too near a tie. Nothing waits any more."""
     if not waiting:
-        return {}
+        return {}, set()
     at, conditions, written, kept = (
         [value for w in waiting for value in getattr(w, name)] for name in ("at", "conditions", "written", "kept")
     )
     mask, position = torch.cat([w.mask for w in waiting]), torch.cat([w.position for w in waiting])
-    cache = _cache([torch.cat(parts) for parts in zip(*pairs)] for pairs in zip(*(w.states for w in waiting)))
-    waiting.clear()  # and with it the parts, whose memory is needed
+    cache = _cache(_joined([w.states for w in waiting]))
+    waiting.clear()
     vlm.running = max(vlm.running, len(at))
     text, targets = vlm.model.model.language_model, None
     if any(isinstance(condition, Steering) for condition in conditions):
         targets = segment_columns(batch)[[b for b, _ in at]]
     token = torch.tensor([ids[-1:] for ids in written], device=vlm.device)
     rows = list(range(len(at)))  # places in `at`
-    alive = set(rows)
+    alive, doubtful, tie = set(rows), set(), _tie(vlm)
     while alive:
         steered = None if targets is None else targets[rows]
         with ablate(vlm, [conditions[i] for i in rows], batch.length, steered):
@@ -393,14 +438,72 @@ def _decoded(vlm: VLM, batch: Batch, waiting: list[_Open], limit: int) -> dict:
                     inputs_embeds=text.embed_tokens(token), attention_mask=mask, position_ids=position[:, None],
                     cache=cache, use_cache=True,
                 ).last_hidden_state  # fmt: skip
-                token, position = _logits(vlm, out).argmax(-1), position + 1
-                for i, (new,) in zip(rows, token.tolist()):
+                (token, lead), position = _leading(vlm, out), position + 1
+                for i, (new,), (gap,) in zip(rows, token.tolist(), lead.tolist()):
                     if i in alive:
                         written[i].append(new)
-                        if new in vlm.stop_ids or len(written[i]) >= limit:
+                        doubtful |= {at[i]} if gap < tie else set()
+                        if gap < tie or new in vlm.stop_ids or len(written[i]) >= limit:
                             alive.remove(i)
         still = [r for r, i in enumerate(rows) if i in alive]
         rows, mask, position, token = [rows[r] for r in still], mask[still], position[still], token[still]
         if still:
             cache.batch_select_indices(torch.tensor(still, device=vlm.device))
-    return {where: (ids, part) for where, ids, part in zip(at, written, kept)}
+    return {w: (ids, part) for w, ids, part in zip(at, written, kept) if w not in doubtful}, doubtful
+
+
+def _joined(several: list[list]) -> Iterator[list[torch.Tensor]]:
+    """Keys and values of every layer, rows of several parts below each other; a part's are given up layer by layer."""
+    for i in range(len(several[0])):
+        yield [torch.cat(parts) for parts in zip(*(states[i] for states in several))]
+        for states in several:
+            states[i] = None
+
+
+# ---------------------------------------------------------------- a batch, stored
+
+
+def reply(vlm: VLM, chunk: Samples, acting: Mapping, stored: Mapping, limit: int, meter: store.Meter) -> None:
+    """Generate and store what is missing of a chunk, `vlm.rows` sequences at a time. `acting`, `stored`: what acts in
+    each run, and its results, by the run's key."""
+    plain = next((stored[d].records for d, condition in acting.items() if condition is None), {})
+    for i in range(0, len(chunk), vlm.rows):
+        piece = chunk[i : i + vlm.rows]
+        lacking = missing(piece, stored)
+        if not lacking:
+            continue
+        batch = vlm.prepare(piece)
+        known = all(s.id in plain for s in piece)
+        got = generate(
+            vlm, batch, [acting[d] for d in lacking], limit, [plain[s.id]["ids"] for s in piece] if known else None
+        )
+        meter.add(got.read, got.written)
+        about = {"batch": len(piece), "rows": vlm.running}
+        for b, (sample, resized) in enumerate(zip(piece, batch.resized)):
+            for c, d in enumerate(lacking):
+                if sample.id not in stored[d]:
+                    ids = [token for token in got.ids[b, c].tolist() if token >= 0]
+                    text, finished = vlm.decode(ids)
+                    record = {"text": text, "finished": finished, "resized": list(resized), **about}
+                    record |= {"tokens": len(ids), "drafted": int(got.drafted[b, c])}
+                    # A text is read back as other tokens than were written: drafts are kept as they are.
+                    stored[d].add(sample.id, record | ({"ids": ids} if acting[d] is None else {}))
+
+
+def missing(chunk: Samples, stored: Mapping) -> list[str]:
+    """Which of the stored runs, by their keys, lack a sample of the chunk."""
+    return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
+
+
+def check(path: Path, records: Mapping[str, Mapping], drafts: bool) -> None:
+    """Raises CorruptRun for a stored line that holds no reply; `drafts`: those of the untouched model keep tokens."""
+    types = {"text": str, "finished": bool, "resized": list, "tokens": int, "drafted": int}
+    types |= {"ids": list} if drafts else {}
+    for name, record in records.items():
+        wrong = [key for key, kind in types.items() if type(record.get(key)) is not kind]
+        numbers = [n for key in ("resized", "ids") if isinstance(record.get(key), list) for n in record[key]]
+        if wrong or any(type(n) is not int for n in numbers) or len(record["resized"]) != 2:
+            raise store.CorruptRun(
+                f"{path}: the line of sample {name!r} holds no reply ({', '.join(wrong) or 'numbers'}). Delete that "
+                "line to compute it again, or the whole file."
+            )

@@ -25,13 +25,13 @@ from vrhlib import store, sweep
 from vrhlib.agreement import shared
 from vrhlib.answers import judge
 from vrhlib.attention import KERNEL, KINDS, PHASES, Ablation, Intervention, fitting, head_means
-from vrhlib.decoding import generate, strict
+from vrhlib.decoding import check, missing, reply, strict
 from vrhlib.heads import HeadScores, HeadSet
 from vrhlib.outcomes import POSSIBLE, UNREADABLE, judged
 from vrhlib.profiles import MODELS
 from vrhlib.samples import Samples
 from vrhlib.stats import Accuracy, Estimate, over_seeds, paired_difference
-from vrhlib.vlm import VLM
+from vrhlib.vlm import VLM, revision
 from vrhlib.wiring import load_vlm
 
 
@@ -70,8 +70,10 @@ def replies(
             f"{len(without)} samples of {samples!r} have no box (first: {without[0]}); grounding needs one."
         )
     cells = [(samples[i : i + SHARD], conditions, batch_size) for i in range(0, len(samples), SHARD)]
-    if _sendable(vlm) and sweep.client():
-        _sent(vlm, [cell for cell in cells if _stored(vlm, *cell) is None])
+    if sweep.client() and _sendable(vlm):
+        _sent(
+            vlm, [cell for cell in cells if not all(store.complete(r, vlm.profile) for r in _runs(vlm, *cell).values())]
+        )
     found: dict[str, dict[str, dict]] = {}  # sample, key of a run to its record
     for cell in _free_first(vlm, cells):
         for digest, records in _computed(vlm, *cell).items():
@@ -120,86 +122,58 @@ def _open(vlm: VLM, shard: Samples, conditions: Mapping, batch_size: int) -> Ite
         yield opened, {d: a for d, (_, a) in by_digest.items()}
 
 
-def _stored(vlm: VLM, shard: Samples, conditions: Mapping, batch_size: int) -> dict[str, dict] | None:
-    """Records of a shard by the key of their run, if all are there."""
-    with _open(vlm, shard, conditions, batch_size) as (stored, _):
-        return None if missing(shard, stored) else {d: results.records for d, results in stored.items()}
-
-
 def _computed(vlm: VLM, shard: Samples, conditions: Mapping, batch_size: int) -> dict[str, dict]:
     """Records of a shard by the key of their run; what was missing is computed."""
     limit = shard.max_new_tokens or vlm.max_new_tokens
     with _open(vlm, shard, conditions, batch_size) as (stored, acting):
+        for d, results in stored.items():
+            check(results.path, results.records, acting[d] is None)
         chunks = [chunk for chunk in shard.batches(batch_size) if missing(chunk, stored)]
         where = f"{shard.benchmark} {shard.split}  {len(stored)} conditions x {len(shard)} samples"
         meter = store.Meter(vlm.profile, vlm.name, vlm.device.type)
         progress = store.progress(chunks, f"{where}, batches of {batch_size}")
         for chunk, then in zip(progress, [*chunks[1:], None]):
+            vlm.soon(chunk)
             vlm.soon(then)
-            fitting(vlm, partial(_reply, vlm, chunk, acting, stored, limit, meter))
+            fitting(vlm, partial(reply, vlm, chunk, acting, stored, limit, meter))
         meter.close()
         return {d: results.records for d, results in stored.items()}
-
-
-def _reply(vlm: VLM, chunk: Samples, acting: Mapping, stored: Mapping, limit: int, meter: store.Meter) -> None:
-    """Generate and store what is missing of a chunk, `vlm.rows` sequences at a time."""
-    plain = next((stored[d].records for d, condition in acting.items() if condition is None), {})
-    for i in range(0, len(chunk), vlm.rows):
-        piece = chunk[i : i + vlm.rows]
-        lacking = missing(piece, stored)
-        if not lacking:
-            continue
-        batch = vlm.prepare(piece)
-        drafts = [vlm.encode(plain[s.id]) for s in piece] if all(s.id in plain for s in piece) else None
-        got = generate(vlm, batch, [acting[d] for d in lacking], limit, drafts)
-        meter.add(got.read, got.written)
-        about = {"batch": len(piece), "rows": vlm.running}
-        for b, (sample, resized) in enumerate(zip(piece, batch.resized)):
-            for c, d in enumerate(lacking):
-                if sample.id not in stored[d]:
-                    ids = [token for token in got.ids[b, c].tolist() if token >= 0]
-                    text, finished = vlm.decode(ids)
-                    record = {"text": text, "finished": finished, "resized": list(resized), **about}
-                    stored[d].add(sample.id, record | {"tokens": len(ids), "drafted": int(got.drafted[b, c])})
-
-
-def missing(chunk: Samples, stored: Mapping) -> list[str]:
-    """Which of the stored runs, by their keys, lack a sample of the chunk."""
-    return [d for d, results in stored.items() if any(s.id not in results for s in chunk)]
 
 
 # ---------------------------------------------------------------- by workers
 
 
 def _sendable(vlm: VLM) -> bool:
-    """Whether a worker can load this model by its name: one that was trained here, or changed, stays here."""
-    return vlm.name in MODELS or Path(vlm.name).is_dir()
+    """Whether a worker that loads this model by its name has the same: one that was trained here, or changed, stays
+    here, and so does one that was loaded in another dtype than by default."""
+    usual = torch.bfloat16 if vlm.device.type == "cuda" else torch.float32
+    known = vlm.name in MODELS or Path(vlm.name).is_dir()
+    return known and vlm.model.dtype == usual and vlm.revision == revision(vlm.name)
 
 
 def _sent(vlm: VLM, cells: Sequence[tuple]) -> None:
-    """Have workers compute cells. Raises RuntimeError if they store them under other keys than this process reads."""
+    """Have workers compute cells."""
     if not cells:
         return
-    source, shard = (vlm.name, vlm.revision, tuple(vlm.given.items())), cells[0][0]
+    source, shard = (vlm.name, tuple(vlm.given.items())), cells[0][0]
     label = f"{shard.benchmark} {shard.split}  {len(cells)} shards of {SHARD} samples, on workers"
-    theirs = sweep.mapped(_cell, [(source, *cell) for cell in cells], label, vlm.name)
-    for cell, found in zip(cells, theirs):
-        if found != sorted({run.digest for run in _runs(vlm, *cell).values()}):
-            here = ", ".join(f"{k} {v}" for k, v in vlm.identity().items() if k in ("device", "dtype", "image_backend"))
-            raise RuntimeError(
-                f"Workers store the replies of {vlm.name} under other keys than this process reads: they run it on "
-                f"another kind of device (here: {here}). Start this command on a machine like theirs, or set "
-                "VRHLIB_DEVICE for all."
-            )
+    keys = [sorted({run.digest for run in _runs(vlm, *cell).values()}) for cell in cells]
+    sweep.mapped(_cell, [(source, own, *cell) for own, cell in zip(keys, cells)], label, vlm.name)
 
 
-def _cell(source: tuple[str, str, tuple], shard: Samples, conditions: Mapping, batch_size: int) -> list[str]:
-    """One cell, in a worker; the keys of its runs."""
-    name, revision, given = source
+def _cell(source: tuple[str, tuple], keys: list[str], shard: Samples, conditions: Mapping, batch_size: int) -> None:
+    """One cell, in a worker. Raises RuntimeError, before it computes, if it would store it under other keys than those
+    by which the caller looks for it."""
+    name, given = source
     vlm = sweep.resident(_loaded, name, given)
-    if vlm.revision != revision:
-        raise RuntimeError(f"{name} is at {vlm.revision} here and at {revision} where the work comes from.")
-    return sorted(_computed(vlm, shard, conditions, batch_size))
+    if sorted({run.digest for run in _runs(vlm, shard, conditions, batch_size).values()}) != keys:
+        here = ", ".join(f"{k} {v}" for k, v in vlm.identity().items() if k in ("revision", "device", "dtype"))
+        raise RuntimeError(
+            f"A worker would store the replies of {name} under other keys than the command that asks for them: "
+            f"another device, or VRHLIB_STRICT={int(strict())} only there (worker: {here}). Start workers and command "
+            "on machines of one kind, with the same settings."
+        )
+    _computed(vlm, shard, conditions, batch_size)
 
 
 def _loaded(name: str, given: tuple) -> VLM:

@@ -20,6 +20,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TextIO
 
+from vrhlib import ledger
+
 MARK = "VRHLIB_LEDGER"
 _KILLS_OF_MEMORY = {signal.SIGKILL, signal.SIGABRT, signal.SIGBUS}
 
@@ -150,35 +152,27 @@ def end_with_parent() -> None:
 # ---- the ledger
 
 
-def reuse(ledger: Path, most: int = 4) -> str:
-    """How many stored runs were found again and why others were not, in one line; "" where none was opened.
-
-    Each line of a ledger is a run that was opened: {"state": "reused" | "resumed" | "new", "why": …}. Lines that are
-    not are left out: a process may be killed while writing one.
-    """
-    states, reasons = Counter[str](), Counter[str]()
+def reuse(path: Path, most: int = 4) -> str:
+    """How many stored runs were found again, which were not, and why; one line, "" where none was opened."""
     try:
-        lines = ledger.read_bytes().splitlines()
+        lines = [line for line in ledger.reuse(path) if line["state"] in ("reused", "resumed", "new")]
     except OSError:
         lines = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-            state, why = entry["state"], entry.get("why") or ""
-            if state not in ("reused", "resumed", "new") or not isinstance(why, str):
-                continue
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-        states[state] += 1
-        if state != "reused" and why:
-            reasons[" ".join(why.split())] += 1
-    if not states:
+    if not lines:
         return ""
-    words = f"stored results: {_runs(states['reused'])} reused, {states['resumed']} resumed, {states['new']} new"
-    told = [f"{count}: {why}" for why, count in reasons.most_common(most)]
-    if (more := len(reasons) - len(told)) > 0:
-        told.append(f"... and {more} more reason{'s' * (more != 1)}")
-    return f"{words} ({'; '.join(told)})" if told else words
+    states = Counter(line["state"] for line in lines)
+    told = f"stored results: {_runs(states['reused'])} reused, {states['resumed']} resumed, {states['new']} new"
+    rest = [line for line in lines if line["state"] != "reused"]
+    reasons = Counter(" ".join(line["why"].split()) for line in rest if line["why"])
+    cells = Counter(f"{line['model']} on {line['benchmark']}" for line in rest)
+    told += f" ({_most(reasons, most, 'reason')})" * bool(reasons)
+    return told + f"; not reused: {_most(cells, most, 'set')}" * bool(cells)
+
+
+def _most(counts: Counter, most: int, what: str) -> str:
+    told = [f"{count}: {name}" for name, count in counts.most_common(most)]
+    more = len(counts) - len(told)
+    return "; ".join(told + [f"... and {more} more {what}{'s' * (more != 1)}"] * (more > 0))
 
 
 def _runs(count: int) -> str:

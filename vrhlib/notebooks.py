@@ -491,7 +491,7 @@ def _cluster(how: How) -> Iterator[str | None]:
             from vrhlib import sweep  # Dask is an extra, asked for by those who want a cluster
 
             address = stack.enter_context(sweep.cluster(spec))
-        except (ModuleNotFoundError, ValueError, OSError) as error:
+        except (ModuleNotFoundError, ValueError, OSError, RuntimeError) as error:
             name = f"--cluster {spec}" if how.cluster else f"DASK_SCHEDULER={spec}"
             raise Refused(f"{name}: {error}") from error
         yield address

@@ -562,7 +562,7 @@ def share_told(profile: str) -> float | None:
     for path in store.runs_dir(profile).glob("*.json"):
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
-            if manifest["task"] == "replies" and manifest["condition"]:
+            if manifest["task"] == "replies" and manifest["condition"] and manifest["decoding"]["drafted"]:
                 replies, drafted = replies + int(manifest["samples"]), drafted + int(manifest["drafted"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # the run store names what it cannot read

@@ -126,6 +126,7 @@ def score_samples(
         label = f"{samples.benchmark} {samples.split}  scoring {len(samples)} samples, batches of {batch_size}"
         meter = store.Meter(vlm.profile, vlm.name, vlm.device.type)
         for chunk, then in zip(store.progress(todo, label), [*todo[1:], None]):
+            vlm.soon(chunk)
             vlm.soon(then)
             fitting(vlm, partial(_score, vlm, chunk, results, limit, names, part, meter))
         meter.close()

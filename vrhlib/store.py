@@ -22,6 +22,7 @@ import os
 import platform
 import re
 import resource
+import secrets
 import subprocess
 import sys
 import time
@@ -75,7 +76,8 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
     Raises OSError with the next step when the folder cannot be written.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not by the process number: two machines that share a folder may have the same.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -278,7 +280,10 @@ class Results:
         if "id" in record:
             raise ValueError(f"A record of {sample_id!r} has a field 'id'; that name is the sample's own.")
         if self._final:
-            raise ValueError(f"{self.path.name} is complete without {sample_id!r}: that is no sample of this run.")
+            raise CorruptRun(
+                f"{self.path} is complete without {sample_id!r}: it holds a sample that is none of this run. Move the "
+                "file away to compute the run again."
+            )
         line = jsonl.line({"id": sample_id, **record})
         _, kept = jsonl.record(line)  # as a later session will read it
         try:
@@ -400,6 +405,12 @@ def held(path: Path) -> Iterator[None]:
         lock.release()
 
 
+def complete(run: Run, profile: str) -> bool:
+    """Whether all of a run is stored; looked at without waiting for whoever holds it."""
+    path = runs_dir(profile) / f"{run.digest}.jsonl"
+    return bool(_told(path, refuse=False).get("complete")) and Results(path)._look(len(run.samples), spotless=True)
+
+
 def busy(run: Run, profile: str) -> bool:
     """Whether another process holds a run at this moment: then something else can be done first."""
     from filelock import FileLock, Timeout
@@ -434,7 +445,7 @@ _RUN = r"[0-9a-f]{16}"
 _OURS = re.compile(
     rf"{_RUN}\.(jsonl|json|lock|jsonl\.bad)|(speed|notebooks|claims)(\.json)?\.(json|lock)|features|policies"
 )
-_PARTIAL = re.compile(r"\..+\.\d+\.tmp")  # what `write_atomic` leaves if it is killed
+_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")  # what `write_atomic` leaves if it is killed
 
 
 def _listed(profile: str, suffix: str) -> list[Path]:

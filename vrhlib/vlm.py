@@ -12,10 +12,11 @@ import gc
 import hashlib
 import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, is_dataclass
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -116,6 +117,7 @@ FAMILIES = {
 # ---------------------------------------------------------------- the loaded model
 
 _THREAD = ThreadPoolExecutor(1, "vrhlib-prepare")
+_SOURCE = store.file_digest(Path(__file__))  # decides what features of a picture are
 
 
 @dataclass
@@ -161,7 +163,8 @@ class VLM:
     running: int = 0  # and in the pass that began last
     wiring: dict = field(default_factory=dict, repr=False)
     given: dict = field(default_factory=dict)  # `prompt` and `tiles` that `load_vlm` was asked for
-    _begun: dict = field(default_factory=dict, repr=False)  # batches that a thread prepares, by their samples' ids
+    _begun: dict = field(default_factory=dict, repr=False)  # batches that a thread prepares, by their samples' ids,
+    _aside: list = field(default_factory=list, repr=False)  # and what it prepares them with
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -271,9 +274,17 @@ class VLM:
         return self.device.type == "cuda"
 
     def soon(self, samples: Sequence[Sample] | None) -> None:
-        """Begin to `prepare` what will be asked for next (decode pictures, process them), beside the model's work."""
-        if samples is not None and self.threaded:
-            self._begun[tuple(s.id for s in samples)] = _THREAD.submit(self._prepared, list(samples))
+        """Begin to `prepare` what will be asked for (decode pictures, process them), beside the model's work."""
+        if samples is None or not self.threaded:
+            return
+        piece = list(samples[: self.rows])
+        key = tuple(s.id for s in piece)
+        if key not in self._begun:
+            if not self._aside:  # a tokenizer keeps its padding as state, so the thread has one of its own
+                self._aside.append(replace(self, processor=deepcopy(self.processor)))
+            while len(self._begun) > 1:  # cut otherwise than foreseen, and never asked for
+                del self._begun[next(iter(self._begun))]
+            self._begun[key] = _THREAD.submit(self._aside[0]._prepared, piece)
 
     def prepare(self, samples: Sequence[Sample]) -> Batch:
         """Tokenise, process images and locate image and expression tokens of several samples.
@@ -282,11 +293,11 @@ class VLM:
         """
         samples = list(samples)
         begun = self._begun.pop(tuple(s.id for s in samples), None)
-        if begun is None:
-            self._begun.clear()  # it was cut otherwise than foreseen
-            return self._prepared(samples)
-        batch = begun.result()
-        return batch if all(map(operator.is_, batch.samples, samples)) else self._prepared(samples)
+        if begun is not None:
+            batch = begun.result()
+            if all(map(operator.is_, batch.samples, samples)):
+                return batch
+        return self._prepared(samples)
 
     def _prepared(self, samples: list[Sample]) -> Batch:
         seen = [s.image is not None for s in samples]
@@ -347,7 +358,8 @@ class VLM:
             first = _first_alike(batch.samples, pixels)
             keys = {i: self._picture(pixels[i]) for i in set(first)} if features.limit_gb() else {}
             seen = {i: features.load(self.profile, key, self.device) for i, key in keys.items()}
-            seen = {i: kept for i, kept in seen.items() if kept}
+            size = [len(columns) for columns in batch.image_columns]
+            seen = {i: kept for i, kept in seen.items() if kept and all(v[..., 0].numel() == size[i] for v in kept)}
             if unseen := sorted(set(first) - set(seen)):
                 extra = {"image_grid_thw": sizes[unseen]} if sizes is not None else {}
                 together = torch.cat([pixels[i] for i in unseen])
@@ -363,7 +375,7 @@ class VLM:
 
     def _picture(self, pixels: torch.Tensor) -> str:
         """What determines a picture's features, as a key."""
-        about = self.revision, self.image_backend, self.image_limits, str(self.model.dtype), self.device.type
+        about = self.revision, self.image_backend, self.image_limits, str(self.model.dtype), self.device.type, _SOURCE
         content = hashlib.sha256(pixels.cpu().numpy().tobytes()).hexdigest()
         return store.digest([*about, list(pixels.shape), content, store.versions()])
 
@@ -382,11 +394,6 @@ class VLM:
     def tile_tokens(self) -> int | None:
         """Image tokens of a tile; None for a family that cuts no tiles."""
         return getattr(self.processor, "image_seq_length", None)
-
-    def encode(self, reply: Mapping) -> list[int]:
-        """Token ids of a stored reply, with the one that stopped it; nearly always those that were written."""
-        ids = self.tokenizer(reply["text"], add_special_tokens=False)["input_ids"]
-        return ids + [min(self.stop_ids)] if reply["finished"] or not ids else ids
 
     def decode(self, ids: Sequence[int]) -> tuple[str, bool]:
         """Text of generated ids up to the stop token, and whether there was one."""

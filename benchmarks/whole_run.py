@@ -4,7 +4,8 @@
 
 Clones this checkout at HEAD into a temporary folder (what is not committed is not measured) and runs ./run_all.sh there
 three times in the active environment: *cold*, nothing stored; *cached* (--again: every notebook runs, replies and
-policies are stored); *unchanged*, nothing to do. Wall seconds and CPU seconds of all processes, run while nothing else
+policies are stored); *unchanged*, nothing to do. `told`: of the stored replies under an intervention, the share that
+needed no decoding. Wall seconds and CPU seconds of all processes, run while nothing else
 runs: about an hour on two cores. Words after -- go to ./run_all.sh (`-- 03` runs one notebook).
 """
 
@@ -23,8 +24,9 @@ from pathlib import Path
 import pandas as pd
 
 from vrhlib import store
+from vrhlib.plan import share_told
 
-COLUMNS = ["run", "wall_seconds", "cpu_seconds", "cores", "at_once", "commit", "words"]
+COLUMNS = ["run", "wall_seconds", "cpu_seconds", "cores", "at_once", "told", "commit", "words"]
 RUNS = {"cold": [], "cached": ["--again"], "unchanged": []}
 
 
@@ -66,6 +68,8 @@ def measured(source: Path, words: list[str]) -> pd.DataFrame:
         ).stdout.strip()
         for name, more in RUNS.items():
             rows.append({"run": name, "commit": commit, "words": " ".join(words)} | run(copy, [*words, *more]))
+            told = share_told(copy / "data" / "runs" / "nano") if name == "cold" else None
+            rows[-1]["told"] = float("nan") if told is None else told
             print(f"{name}: {rows[-1]['wall_seconds']:.0f} s, CPU {rows[-1]['cpu_seconds']:.0f} s", flush=True)
     return pd.DataFrame(rows).assign(cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())
 
@@ -76,7 +80,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV file")
     parser.add_argument("words", nargs="*", help="for ./run_all.sh, after --")
     given = parser.parse_args()
-    found = measured(given.source, given.words)[COLUMNS].round(1)
+    found = measured(given.source, given.words)[COLUMNS].round({"wall_seconds": 1, "cpu_seconds": 1, "told": 4})
     if given.out:
         store.write_atomic(given.out, found.to_csv(index=False))
 

@@ -128,7 +128,9 @@ def row(measure, ratio, model="nano-a", quantity="time", tokens=48, **more):
     return facts | more
 
 
-def tables(plain=1.04, eager=2.5, memory=12.0, naive=(6.0, 4.0), space=1.2, conditions=0.4) -> dict[str, pd.DataFrame]:
+def tables(
+    plain=1.04, eager=2.5, memory=12.0, naive=(6.0, 4.0), space=1.2, conditions=0.4, runs=(1800.0, 300.0, 9.0)
+) -> dict[str, pd.DataFrame]:
     models = (summary.LARGE, "nano-a", "nano-b")
     captured = [row(capture.PLAIN, plain + 0.01 * i, m) for i, m in enumerate(models)]
     captured += [row(capture.EAGER, eager + i, m) for i, m in enumerate(models)]
@@ -148,8 +150,9 @@ def tables(plain=1.04, eager=2.5, memory=12.0, naive=(6.0, 4.0), space=1.2, cond
     ]  # fmt: skip
     beside = [row(peers.ROWS.format("nnsight"), 2.0, peer="nnsight", version="0.8.1", note=""),
               row(peers.SWEEP.format("nnsight"), np.nan, peer="nnsight", version="0.8.1", note="why")]  # fmt: skip
-    whole = [{"run": name, "wall_seconds": s, "cpu_seconds": s, "cores": 2, "at_once": 2, "commit": "abc", "words": ""}
-             for name, s in (("cold", 1800.0), ("cached", 300.0), ("unchanged", 9.0))]  # fmt: skip
+    whole = [{"run": name, "wall_seconds": s, "cpu_seconds": s, "cores": 2, "at_once": 2, "commit": "abc", "words": "",
+              "told": 0.62 if name == "cold" else np.nan}
+             for name, s in zip(("cold", "cached", "unchanged"), runs)]  # fmt: skip
     made = {"capture": captured, "ablation": swept, "design_space": spaces, "growth": curve, "peers": beside,
             "whole_run": whole}  # fmt: skip
     return {name: pd.DataFrame(rows) for name, rows in made.items()}
@@ -183,8 +186,8 @@ def test_memory_is_told_as_ours_over_eagers():
     ("changed", "words", "verdict"),
     [
         ({"plain": 1.2}, "captured / plain pass (large", "no"), ({"eager": 1.5}, "eager / captured, time (large", "no"),
-        ({"space": 1.29}, "whole design space / one variant, enlarged", "yes"),
-        ({"space": 1.29}, "whole design space / one variant, shipped", "no"),
+        ({"space": 1.29}, "design space / one variant, enlarged", "yes"),
+        ({"space": 1.29}, "design space / one variant, shipped", "no"),
         ({"conditions": 1.1}, "exponent of time over conditions", "no"),
         ({}, "exponent of time over conditions", "yes"), ({}, "exponent of time over samples", "yes"),
         ({"naive": (5.0, 5.0)}, "naive / sweep of 12 conditions, all, 48", "yes"),
@@ -199,7 +202,12 @@ def test_what_did_not_run_is_not_in_the_summary():
     found = summary.summarised({"capture": given["capture"]})
     assert set(found.part) == {"a", "1"}
     whole = summary.summarised(given)
-    assert list(whole[whole.part == "whole run"].ratio) == [1800, 300, 9] and set(whole[whole.unit == "s"].met) == {""}
+    assert list(whole[whole.unit == "s"].ratio) == [1800, 300, 9] and list(whole[whole.unit == "s"].met) == [
+        "no",
+        "no",
+        "yes",
+    ]
+    assert whole[whole.unit == "share"].ratio.item() == 0.62 and whole[whole.unit == "share"].met.item() == ""
     assert len(whole[whole.part == "peers"]) == 1, "a peer that gave no ratio has no row"
 
 
@@ -211,9 +219,16 @@ def test_readmes_paragraph_says_what_is_missed():
     text = summary.paragraph(found, "a machine")
     assert "**missed**: naive / sweep of 12 conditions, all, 48 tokens (4.00, not ≥ 5)" in " ".join(text.split())
     for one in found[found.target != ""].itertuples():
-        assert any(f"{one.measure}; " in line and line.endswith(f"| {one.met} |") for line in text.splitlines())
-    assert "cold, 2 cores, 2 notebooks at once: 30 min" in " ".join(text.split())
-    good = summary.paragraph(summary.summarised(tables(naive=(6.0, 6.0), space=0.9)), "a machine")
+        assert any(
+            line.startswith(f"| {one.measure}") and line.endswith(f"| {one.met} |") for line in text.splitlines()
+        )
+    assert "| every notebook, nothing stored, 2 cores, 2 notebooks at once | 1,800 s | ≤ 900 s | no |" in text
+    assert "every notebook, nothing stored, 2 cores, 2 notebooks at once (1,800 s, not ≤ 900 s)" in " ".join(
+        text.split()
+    )
+    assert "replies under an intervention of all notebooks, 62 % needed no decoding" in " ".join(text.split())
+    better = tables(naive=(6.0, 6.0), space=0.9, runs=(800.0, 50.0, 9.0))
+    good = summary.paragraph(summary.summarised(better), "a machine")
     aimed = int((found.target != "").sum())
     assert f"{aimed} of {aimed} targets are met." in " ".join(good.split()) and "missed" not in good
 
@@ -246,7 +261,7 @@ def test_the_figure_is_saved_beside_its_tables_and_drawn_again_from_its_csv(tmp_
     monkeypatch.setattr(store, "ROOT", tmp_path)
     given = tables()
     frame = summary.drawn(summary.summarised(given), given["growth"])
-    assert set(frame.panel) == {"ratio", "growth"} and not frame.measure.str.startswith("cold").any()
+    assert set(frame.panel) == {"ratio", "growth"} and not frame.measure.str.startswith("every notebook").any()
     figures.use_profile("nano")
     saved = figures.performance(frame).save("performance/performance")
     folder = tmp_path / "figures" / "nano" / "performance"

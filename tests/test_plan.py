@@ -454,14 +454,14 @@ def test_the_share_that_needs_no_decoding_is_counted_in_stored_runs(root):
     facts = {"task": "replies", "condition": {"kind": "zero"}, "samples": 60, "drafted": 45}
     facts["decoding"] = {"drafted": True}
     (folder / "a.json").write_text(json.dumps(facts))
-    assert plan.share_told("paper") is None, "too few"
+    assert plan.share_told(folder) is None, "too few"
     (folder / "b.json").write_text(json.dumps(facts | {"drafted": 30}))
     for i, other in enumerate(
         ({"condition": {}}, {"task": "scores"}, {"drafted": None}, {"decoding": {"drafted": False}, "drafted": 0})
     ):
         (folder / f"c{i}.json").write_text(json.dumps(facts | other))
     (folder / "d.json").write_text("{ half")
-    assert plan.share_told("paper") == pytest.approx(75 / 120)
+    assert plan.share_told(folder) == pytest.approx(75 / 120)
     assert "counted in stored runs" in plan.in_words(a_run(), {}, None, 1000)
 
 

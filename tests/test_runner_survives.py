@@ -117,7 +117,8 @@ def test_a_stop_ends_kernels_and_all_they_started_and_says_how_to_resume(root, n
     assert process.returncode == 130 and time.monotonic() - began < 30
     resume = "./run_all.sh nano 02 03 K=3 --jobs 1 --strict"
     assert f"Stopped in 02_slow. To resume: {resume}   (finished samples are kept)" in err
-    assert "Traceback" not in err and "never" not in out
+    # Indented lines are a child's: what is ended may log that its kernel is gone.
+    assert not re.search(r"^Traceback", err, re.MULTILINE) and "never" not in out
     assert all(gone(pid) for pid in pids(said))
     assert (root / "notebooks" / "cell-could-finish").exists(), "the store says how far a run came"
 

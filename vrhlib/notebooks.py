@@ -672,7 +672,7 @@ def overview(profile: str, notebooks: Sequence[Notebook], overrides: dict[str, s
     the embedded models can do, or what a paper run needs."""
     given, cached = parameters(profile, notebooks, overrides), _cached_runs(profile)
     measured = store.speeds(store.runs_dir(profile) / "speed.json")
-    told, rows = plan.share_told(profile) or plan.TOLD, []
+    told, rows = plan.share_told(store.runs_dir(profile)) or plan.TOLD, []
     for n in notebooks:
         work, cost = plan.work_of(n.name, profile, given[n.name]), n.cost(profile)
         if profile == "paper":

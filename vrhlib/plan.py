@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 
 from vrhlib import hub, store
 from vrhlib.profiles import MODELS, Profile
@@ -40,7 +41,7 @@ STEP = 0.08  # seconds of a step that writes one token of a single sequence
 VISION = {"qwen2.5-vl-7b": 0.35, "qwen3-vl-8b": 0.3, "internvl3-8b": 0.16, "internvl3.5-8b": 0.15}
 # The lowest layer of the 20 heads that were published (data/paper/heads.json).
 LOWEST = {"qwen2.5-vl-7b": 14, "qwen3-vl-8b": 17, "internvl3-8b": 14, "internvl3.5-8b": 17}
-TOLD = 0.6  # of the replies under an intervention, those that are the untouched model's; counted where runs are stored
+TOLD = 0.7  # of the replies under an intervention, those that are the untouched model's; counted where runs are stored
 MEASURED = 60  # seconds on a GPU after which measured speed replaces the stated one
 
 # Keys and values (Qwen3-8B: 36 layers x 8 heads x 128 x 2 numbers of 2 bytes, 0.15 MB), what a layer holds while it
@@ -556,10 +557,11 @@ def ladder(
     ]  # fmt: skip
 
 
-def share_told(profile: str) -> float | None:
-    """Share of stored replies under an intervention that needed no decoding; None before there are a hundred."""
+def share_told(runs: Path) -> float | None:
+    """Share of the replies under an intervention in a folder of runs that needed no decoding; None before there are a
+    hundred."""
     replies = drafted = 0
-    for path in store.runs_dir(profile).glob("*.json"):
+    for path in runs.glob("*.json"):
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
             if manifest["task"] == "replies" and manifest["condition"] and manifest["decoding"]["drafted"]:
@@ -656,7 +658,7 @@ def gpu_here() -> tuple[str, float] | None:
 
 def in_words(run: Paper, measured: Mapping[str, Sequence], gpu: tuple[str, float] | None, free_gb: float) -> str:
     """The plan of a paper run: work, models, benchmarks, and whether disk and GPU are large enough."""
-    told = share_told("paper")
+    told = share_told(store.runs_dir("paper"))
     tables = _work_table(run, measured, told), _ladder(run, measured, told), _model_table(run, measured)
     tables = *tables, _benchmark_table(run)
     tables = filter(None, [*tables, training_table(run.work, run.given)])

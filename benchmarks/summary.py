@@ -127,10 +127,10 @@ def _ablation(table: pd.DataFrame) -> list[dict]:
 def _design_space(table: pd.DataFrame) -> list[dict]:
     own, rows = _of(table, design_space.WITH_REPLY), []
     for words, found in (
-        ("shipped pictures", own.loc[own.groupby("model").image_tokens.idxmin()]),
-        ("enlarged pictures", own.loc[own.groupby("model").image_tokens.idxmax()]),
+        ("shipped", own.loc[own.groupby("model").image_tokens.idxmin()]),
+        ("enlarged", own.loc[own.groupby("model").image_tokens.idxmax()]),
     ):
-        words = f"design space / one variant, {words} ({_span(found.image_tokens)} tokens)"
+        words = f"design space / one variant, {words}, {_span(found.image_tokens)} tokens"
         rows.append(_row("c", words, found, "<= 1.3"))
     return rows
 
@@ -231,9 +231,9 @@ def paragraph(summary: pd.DataFrame, machine: str) -> str:
 _LIMITS = (
     "What limits a sweep here: a batch of conditions saves a small model's overhead but no arithmetic; in phase all, "
     "the lowest layer that is cut is early in most draws of random heads, so that little of the stack is shared; the "
-    "pass that verifies is one more, beside replies of about ten tokens; and the unmasked reply is one of the twelve. A "
-    "whole run is arithmetic, too: some 12 million tokens through models of 4 million parameters, at what the cores can "
-    "do."
+    "pass that verifies is one more, beside replies of about ten tokens; and the unmasked reply is one of the twelve. "
+    "A whole run is arithmetic, too: some 12 million tokens through models of 4 million parameters, at what the cores "
+    "can do."
 )
 
 

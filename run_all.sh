@@ -43,7 +43,8 @@ usage() {
                    vrhlib, embedded models, published numbers, versions), and all they wrote is still there
   --strict         replies are decoded plainly, without draft verification: slower, to check that it changes none
   --cluster N      samples are shared out to N worker processes (Dask: pip install -e ".[sweep]"), also of several
-                   machines: --cluster tcp://host:8786 or DASK_SCHEDULER names a scheduler that runs already
+                   machines: --cluster tcp://host:8786 or DASK_SCHEDULER names a scheduler that runs already, or its
+                   scheduler file by its whole path (examples/slurm.md)
   Stopped (Ctrl-C, SIGTERM) or died (out of memory), a run says how to resume. Finished samples are kept.
 
 Environment: the active one if it has what pyproject.toml asks for; else .venv in this folder, made with
@@ -56,6 +57,7 @@ a Python >= 3.11 and filled from requirements.lock. Your own always wins: activa
   the Hub          HF_HOME (where downloads go), HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE=1 (use what is there) work
                    for paper as everywhere; a folder data/local/<Hub id> goes before the Hub. nano never asks it
   VRHLIB_DEVICE    cuda:1 or cpu, say, if you mean it
+  VRHLIB_FEATURES_GB    keep vision features of pictures on disk (data/runs), up to so many GB; 0, the default: none
   VRHLIB_BROWSER   the Chromium or Chrome of the tests; else the first on PATH, else Playwright's. Without any, the tests
                    that need one are skipped and say so (where CI is set they fail, unless VRHLIB_NO_BROWSER=1)
 EOT

@@ -414,10 +414,10 @@ def run(profile: str, notebooks: Sequence[Notebook], overrides: dict[str, str], 
     _say_who_ignores(overrides, bound)
     batch = _Batch(profile, notebooks, overrides, how, bound, given)
     with _sigterm_as_ctrl_c(), _strictly(how):
-        batch.look()
-        if not batch.waiting:
-            return batch.summary()
         try:
+            batch.look()
+            if not batch.waiting:
+                return batch.summary()
             if profile == "paper" and not _way_is_clear(profile, batch.waiting, overrides, given):
                 return 1
             with _cluster(how) as scheduler:

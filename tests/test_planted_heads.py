@@ -246,7 +246,8 @@ def scored(vlm: VLM, samples: Samples, recipes: dict[str, Planted], monkeypatch)
         return np.array([[row + [-1] * (longest - len(row))] for row in ids])
 
     monkeypatch.setattr(scoring, "generate", generate)
-    with planting(vlm, samples, recipes):
+    (together,) = samples.batches(len(samples))  # in the order in which they share a batch
+    with planting(vlm, together, recipes):
         return score_samples(vlm, samples, batch_size=len(samples))
 
 

@@ -188,10 +188,12 @@ def logits(recipe: Recipe, rows: dict[str, np.ndarray], counts: dict[str, int]) 
 
 def planted(vlm: VLM, samples: Samples, recipes: dict[str, Planted], ids: torch.Tensor) -> tuple:
     """Queries [layers, B, T, heads, 8] (as logits) and keys [B, T, 8] (one-hot kinds) of a pass over all samples."""
-    batch, pad = vlm.prepare(list(samples)), vlm.tokenizer.pad_token_id
+    (together,) = samples.batches(len(samples))  # in the order in which they share a batch
+    batch, pad, place_of = vlm.prepare(together), vlm.tokenizer.pad_token_id, {s.id: i for i, s in enumerate(samples)}
     queries, keys = np.zeros((LAYERS, len(samples), ids.shape[1], HEADS, 8)), np.zeros((*ids.shape, 8))
-    for b, (sample, own) in enumerate(zip(samples, ids.tolist())):
-        right = b < len(samples) - 1
+    for b, (sample, own) in enumerate(zip(together, ids.tolist())):
+        i = place_of[sample.id]
+        right = i < len(samples) - 1
         rows = rows_by_name(vlm, sample, own, written(vlm, sample, right, batch.resized[b]))
         first = next(i for i, token in enumerate(own) if token != pad)
         kinds = kinds_of_tokens(vlm, sample, batch.grids[b], own, first)
@@ -201,7 +203,7 @@ def planted(vlm: VLM, samples: Samples, recipes: dict[str, Planted], ids: torch.
         dull = logits({"all": {}} | DULL[source], rows, counts)
         queries[:, b] = dull[:, None]
         for place, recipe in zip(PLACES, recipes.values()):
-            every = {"all": {}} | DULL[source] | recipe(b, right)
+            every = {"all": {}} | DULL[source] | recipe(i, right)
             queries[place.layer, b, :, place.head] = logits(every, rows, counts)
     return torch.from_numpy(queries).float(), torch.from_numpy(keys).float()
 
@@ -246,8 +248,7 @@ def scored(vlm: VLM, samples: Samples, recipes: dict[str, Planted], monkeypatch)
         return np.array([[row + [-1] * (longest - len(row))] for row in ids])
 
     monkeypatch.setattr(scoring, "generate", generate)
-    (together,) = samples.batches(len(samples))  # in the order in which they share a batch
-    with planting(vlm, together, recipes):
+    with planting(vlm, samples, recipes):
         return score_samples(vlm, samples, batch_size=len(samples))
 
 

@@ -186,7 +186,7 @@ def test_a_batch_that_is_cut_otherwise_or_asks_otherwise_is_prepared_again(vlm, 
     assert vlm.prepare(renamed).samples == renamed, "of the same name, and another question"
     vlm.rows = 1  # fewer sequences at once: the first piece is what will be asked for
     vlm.soon(one)
-    assert list(vlm._begun) == [(one[0].id,)]
+    assert list(vlm._begun) == [(vlm.prompt, one[0].id)]
     for i in range(4):
         vlm.soon([dataclasses.replace(one[0], id=str(i))])
     assert len(vlm._begun) <= 2, "what is never asked for does not pile up"
@@ -194,10 +194,38 @@ def test_a_batch_that_is_cut_otherwise_or_asks_otherwise_is_prepared_again(vlm, 
 
 def test_the_thread_has_a_tokenizer_of_its_own(vlm, monkeypatch):
     monkeypatch.setattr(VLM, "threaded", True)
+    asides, real = [], VLM._prepared
+    monkeypatch.setattr(VLM, "_prepared", lambda self, samples: asides.append(self) or real(self, samples))
     vlm.soon(tiny.samples())
-    assert vlm._aside[0].processor is not vlm.processor and vlm._aside[0].tokenizer is not vlm.tokenizer
-    assert vlm._aside[0].model is vlm.model
     vlm.prepare(tiny.samples())
+    assert asides[0].processor is not vlm.processor and asides[0].tokenizer is not vlm.tokenizer
+    assert asides[0].model is vlm.model
+
+
+def test_the_thread_asks_by_the_prompt_of_now(vlm, monkeypatch):
+    """It is in the run key as it is when a run begins: what was prepared with an older one would stand under it."""
+    monkeypatch.setattr(VLM, "threaded", True)
+    shown = tiny.samples((100, 60))
+    vlm.soon(shown)
+    before = vlm.prepare(shown)
+    vlm.prompt = f"{vlm.prompt} Please."
+    vlm.soon(shown)
+    begun = list(vlm._begun.values())[-1]
+    got = vlm.prepare(shown)
+    assert got is begun.result() and got.length > before.length
+    assert torch.equal(got.tensors["input_ids"], vlm.prepare(shown).tensors["input_ids"])
+
+
+def test_a_model_that_is_given_up_is_held_by_nothing_that_was_prepared_ahead(vlm, monkeypatch):
+    monkeypatch.setattr(VLM, "threaded", True)
+    model = vlm.model
+    vlm.soon(tiny.samples())
+    begun = list(vlm._begun.values())
+    begun[0].result()
+    vlm.release()
+    assert vlm.model is None and not vlm._begun
+    assert not any(isinstance(kept, VLM) for kept in vlm._aside)
+    vlm.model = model  # for the check of what a test leaves behind
 
 
 def test_features_of_another_number_of_tokens_are_not_used(vlm, looks, root, monkeypatch):

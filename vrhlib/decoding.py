@@ -167,7 +167,7 @@ def _stem(vlm: VLM, batch: Batch, drafts: list[list[int]], layers: set[int]) -> 
     if max(map(len, drafts)) == 1:  # nothing stands behind the prompts: take away the column that `with_replies` keeps
         inputs |= {name: inputs[name][:, :S] for name in ("input_ids", "attention_mask", "mm_token_type_ids")
                    if name in inputs}  # fmt: skip
-    W, positions = inputs["input_ids"].shape[1], prompt_positions(vlm, vlm.inputs(batch))
+    W, positions = inputs["input_ids"].shape[1], prompt_positions(vlm, batch.tensors)
     after = torch.arange(1, W - S + 1, device=positions.device)
     last = positions.amax(-1, keepdim=True)
     last = last.amax(0).expand_as(last) if last.ndim == 3 else last  # as text goes on after a picture

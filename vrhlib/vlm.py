@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -163,8 +163,10 @@ class VLM:
     running: int = 0  # and in the pass that began last
     wiring: dict = field(default_factory=dict, repr=False)
     given: dict = field(default_factory=dict)  # `prompt` and `tiles` that `load_vlm` was asked for
-    _begun: dict = field(default_factory=dict, repr=False)  # batches that a thread prepares, by their samples' ids,
-    _aside: list = field(default_factory=list, repr=False)  # and what it prepares them with
+    _begun: dict = field(
+        default_factory=dict, repr=False
+    )  # batches that a thread prepares, by prompt and ids of samples,
+    _aside: list = field(default_factory=list, repr=False)  # and the tokenizer it prepares them with
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -221,6 +223,7 @@ class VLM:
     def release(self) -> None:
         """Give up the weights, so that another model finds the device's memory free."""
         self.model = None
+        self._begun.clear()  # what was prepared ahead holds the model, too
         gc.collect()  # modules and hooks refer to each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -278,13 +281,16 @@ class VLM:
         if samples is None or not self.threaded:
             return
         piece = list(samples[: self.rows])
-        key = tuple(s.id for s in piece)
+        key = (self.prompt, *(s.id for s in piece))
         if key not in self._begun:
             if not self._aside:  # a tokenizer keeps its padding as state, so the thread has one of its own
-                self._aside.append(replace(self, processor=deepcopy(self.processor)))
+                self._aside.append(deepcopy(self.tokenizer))
+            processor = copy(self.processor)
+            processor.tokenizer = self._aside[0]
+            aside = replace(self, processor=processor)  # made anew each time: the prompt may have been changed
             while len(self._begun) > 1:  # cut otherwise than foreseen, and never asked for
                 del self._begun[next(iter(self._begun))]
-            self._begun[key] = _THREAD.submit(self._aside[0]._prepared, piece)
+            self._begun[key] = _THREAD.submit(aside._prepared, piece)
 
     def prepare(self, samples: Sequence[Sample]) -> Batch:
         """Tokenise, process images and locate image and expression tokens of several samples.
@@ -292,7 +298,7 @@ class VLM:
         Samples without an image have an empty grid. Raises ValueError for a batch of both kinds.
         """
         samples = list(samples)
-        begun = self._begun.pop(tuple(s.id for s in samples), None)
+        begun = self._begun.pop((self.prompt, *(s.id for s in samples)), None)
         if begun is not None:
             batch = begun.result()
             if all(map(operator.is_, batch.samples, samples)):
